@@ -1,0 +1,1 @@
+"""dalipipe: the input pipeline that keeps GPUs fed. See README.md."""

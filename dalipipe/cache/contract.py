@@ -1,0 +1,67 @@
+"""One call for a block, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+
+class BlockView(Protocol):
+    """A held block. Its bytes stay valid and unchanged until `release`, whatever is evicted meanwhile."""
+
+    @property
+    def memory(self) -> memoryview:
+        """The block's bytes, read-only."""
+
+    @property
+    def tier(self) -> str:
+        """Where the bytes came from for this call: lake, pool, node or memory."""
+
+    def release(self) -> None:
+        """Lets the block go. Idempotent. Arrays over `memory` must be dead by then."""
+
+    def __enter__(self) -> BlockView: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Cache(Protocol):
+    """Blocks of one data set, near. Thread-safe, and shared by all processes of the node through the file system."""
+
+    def get(self, block: int) -> BlockView:
+        """Returns the block from the nearest tier, bringing it near first when it is not; one fetch per node.
+
+        Raises:
+            IntegrityError: the bytes in the lake do not match the manifest, after reading them again.
+            StorageError: the lake cannot be read.
+            CacheTimeoutError: another process has been bringing the block for longer than the deadline.
+        """
+
+    def request(self, blocks: Sequence[int], need_by: Sequence[int]) -> None:
+        """Announces blocks (in order of need; `need_by` = the step that reads each). A hint: it never blocks."""
+
+    def contains(self, block: int) -> bool:
+        """Whether `get` would be answered without the lake just now."""
+
+    def close(self) -> None:
+        """Frees what this process holds; other processes are untouched. Idempotent."""
+
+
+class EvictionPolicy(Protocol):
+    """Decides which blocks a tier keeps. Pure: it answers, the tier acts."""
+
+    @property
+    def name(self) -> str:
+        """pin, lru, lfu or stream."""
+
+    def admits(self, block: int) -> bool:
+        """Whether the tier keeps this block at all."""
+
+    def victims(self, entries: Sequence[tuple[int, int, float]], need_bytes: int) -> Sequence[int]:
+        """Which blocks to drop so that `need_bytes` are freed; empty when the policy never evicts or cannot.
+
+        entries: (block, bytes, time of last use in seconds) of the set that is full.
+        """

@@ -1,0 +1,47 @@
+"""What happens to a sample between its bytes and the batch (`graph.*`, `quarantine.*`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphConfig:
+    """`graph.*`; the group `graph=` chooses a preset."""
+
+    name: str = "image_train"
+    """`image_train` (random resized crop, flip), `image_eval` (short side to `resize_shorter`, centre crop),
+    `image_raw` (decoded images, a list of uint8 HWC tensors)."""
+    size: int = 224
+    """Height and width of the output image in pixels."""
+    resize_shorter: int = 256
+    """`image_eval`: the short side before the centre crop, in pixels."""
+    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
+    """`image_train`: range of the crop's area as a share of the image."""
+    ratio: list[float] = field(default_factory=lambda: [0.75, 4 / 3])
+    """`image_train`: range of the crop's aspect ratio (width / height), drawn log-uniformly."""
+    flip: float = 0.5
+    """`image_train`: probability of a horizontal flip."""
+    mean: list[float] = field(default_factory=lambda: [123.675, 116.28, 103.53])
+    """Per channel, in units of 0..255."""
+    std: list[float] = field(default_factory=lambda: [58.395, 57.12, 57.375])
+    dtype: str = "float32"
+    """`float32`, `float16` (normalised) or `uint8` (not normalised)."""
+    layout: str = "NCHW"
+    """`NCHW`, or `NHWC` in memory with the same [B, C, H, W] shape (torch's channels_last)."""
+    num_threads: int = 0
+    """Decode threads; 0 = the CPUs this process may use, divided by the ranks of the node."""
+    hw_decoder_load: float = 0.65
+    """GPU: share of JPEGs that goes to the hardware decoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantineConfig:
+    """`quarantine.*`: what happens to samples that cannot be decoded."""
+
+    policy: str = "substitute"
+    """`substitute` (the next good sample of the block takes its place) or `raise`."""
+    max_fraction: float = 0.001
+    """The run stops when more than this share of the delivered samples was bad (at least one is always allowed)."""
+    max_pixels: int = 2**28
+    """Images with more pixels are bad: a decompression bomb must not take the host's memory."""

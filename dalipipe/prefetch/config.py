@@ -1,0 +1,23 @@
+"""How far ahead data is fetched (`prefetch.*`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchConfig:
+    """`prefetch.*`."""
+
+    depth: int | str = "auto"
+    """Steps whose blocks are fetched ahead. `auto` starts at 3 and follows the stalls."""
+    threads: int = 8
+    """Threads that fetch blocks; they wait for the lake and for the disk, not for the CPU."""
+    memory_cap: int | float | str = "4GiB"
+    """Hard cap on the bytes of fetched blocks that this process holds in memory (streamed blocks)."""
+    queue_depth: int = 2
+    """DALI's own `prefetch_queue_depth`: batches in decode at once."""
+    device_batches: int = 2
+    """Decoded batches kept ready for the trainer."""
+    timeout_s: float = 120.0
+    """How long the trainer may wait for one batch before it is an error that names the stage."""

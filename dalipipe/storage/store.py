@@ -1,0 +1,72 @@
+"""What the rest of the package may ask of a place that holds bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One object: `key` relative to the store's URL, size in bytes, and the store's version mark (may be empty)."""
+
+    key: str
+    num_bytes: int
+    etag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """How stores are reached (`storage.*`)."""
+
+    concurrency: int = 16
+    """Requests in flight at once in this process."""
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 10.0
+    """Deadline of one read from the socket, not of the whole object."""
+    request_timeout_s: float = 120.0
+    """Deadline of one whole call, retries included."""
+    retries: int = 5
+    endpoint_url: str | None = None
+    """An S3-compatible endpoint; the shipped configuration takes it from AWS_ENDPOINT_URL or S3_ENDPOINT_URL."""
+    region: str | None = None
+
+
+class Store(Protocol):
+    """Objects under one URL. Keys are relative, `/`-separated, never absolute and never with `..`.
+
+    Thread-safe; opened lazily per process and never used across a fork. Every call has a deadline and raises only the
+    tree of `dalipipe.errors`: ObjectNotFoundError, AccessDeniedError, StorageTimeoutError, NoSpaceError,
+    ObjectExistsError, else StorageError, each naming the full URL.
+    """
+
+    @property
+    def url(self) -> str:
+        """The URL that keys are relative to, without a trailing slash."""
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and version of one object."""
+
+    def read(self, key: str, start: int = 0, stop: int | None = None, *, into: memoryview | None = None) -> memoryview:
+        """Reads bytes [start, stop) of an object (to its end when `stop` is None).
+
+        With `into` (writable, at least stop - start bytes; `stop` required) the bytes land there and the filled part
+        is returned. A short answer is an error, never data.
+        """
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose key starts with the folder `prefix`, recursively, in no particular order, streamed."""
+
+    def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
+        """Writes a whole object atomically: readers see the old one, or none, until it is complete.
+
+        `data` may be a local file, which is streamed.
+        """
+
+    def delete(self, key: str) -> None:
+        """Deletes an object; a missing one is no error."""
+
+    def close(self) -> None:
+        """Frees connections. Idempotent."""
