@@ -1,0 +1,43 @@
+# Everything starts here: each target sets up what it needs. `make help` lists them.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-slow check bench lock clean
+
+help:
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
+
+setup: .venv/.ready ## the environment in .venv (uv; CPU or CUDA by what the host has)
+
+.venv/.ready: pyproject.toml constraints.txt tools/setup
+	@tools/setup
+
+demo: setup ## the main job: a small lake of JPEGs, packed, cached, decoded and trained on
+	@$(BIN)/dalipipe demo
+
+test: setup ## the tests (without the slow soak tests)
+	@$(BIN)/pytest -q -m "not slow"
+
+test-slow: setup ## the soak tests
+	@$(BIN)/pytest -q -m slow
+
+check: setup ## format, lint, types, direction of imports
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache >.venv/imports.log || { cat .venv/imports.log; exit 1; }
+	@$(BIN)/pytest -q tests/unit/test_start.py
+	@echo "check: clean"
+
+bench: setup ## the benchmarks' quick form; each file in benchmarks/ answers one question
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
+
+TORCH := 2.13.0# the release that the tests ran with; raise it together with constraints.txt
+
+lock: ## renews constraints.txt from pyproject.toml
+	@echo "torch==$(TORCH)" | uv pip compile --quiet --universal --all-extras --no-header --no-annotate \
+	  --python-version 3.10 --constraint - pyproject.toml -o constraints.txt
+
+clean: ## removes the environment, caches and demo data
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .dalipipe-demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
