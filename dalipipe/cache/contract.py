@@ -18,6 +18,10 @@ class BlockView(Protocol):
     def tier(self) -> str:
         """Where the bytes came from for this call: lake, pool, node or memory."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that this view alone keeps from being freed: 0 for a mapping of the page cache."""
+
     def release(self) -> None:
         """Lets the block go. Idempotent. Arrays over `memory` must be dead by then."""
 

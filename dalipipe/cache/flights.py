@@ -1,0 +1,83 @@
+"""Blocks in memory that live only while somebody holds them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from dalipipe.errors import CacheTimeoutError
+
+
+class _Flight:
+    __slots__ = ("data", "error", "holders", "landed")
+
+    def __init__(self) -> None:
+        self.landed = threading.Event()
+        self.data: memoryview | None = None
+        self.error: Exception | None = None
+        self.holders = 1
+
+
+class Flights:
+    """One read for all threads that ask for a block while it is being read or held."""
+
+    def __init__(self, read: Callable[[int], memoryview], wait_s: float) -> None:
+        self._read = read
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._flights: dict[int, _Flight] = {}
+
+    def contains(self, block: int) -> bool:
+        """Whether the block is held in memory just now."""
+        with self._lock:
+            flight = self._flights.get(block)
+            return flight is not None and flight.data is not None
+
+    def get(self, block: int) -> tuple[memoryview, bool]:
+        """Returns the block's bytes and whether somebody else had read them. Each `get` needs one `release`.
+
+        Raises what the read raises, for all that wait for it, and CacheTimeoutError when another thread's read takes
+        longer than the deadline.
+        """
+        with self._lock:
+            flight = self._flights.get(block)
+            leads = flight is None
+            if flight is None:
+                flight = self._flights[block] = _Flight()
+            else:
+                flight.holders += 1
+        if leads:
+            return self._lead(block, flight), False
+        if not flight.landed.wait(self._wait_s):
+            self.release(block)
+            raise CacheTimeoutError(
+                f"waited {self._wait_s:g} s for block {block}, which another thread of this process is reading from "
+                "the lake; raise cache.wait_s, or lower storage.request_timeout_s"
+            )
+        if flight.data is None:
+            assert flight.error is not None
+            raise flight.error
+        return flight.data, True
+
+    def release(self, block: int) -> None:
+        """Ends one hold; with the last one the bytes are let go."""
+        with self._lock:
+            flight = self._flights.get(block)
+            if flight is None:
+                return
+            flight.holders -= 1
+            if flight.holders <= 0:
+                del self._flights[block]
+
+    def _lead(self, block: int, flight: _Flight) -> memoryview:
+        try:
+            flight.data = self._read(block)
+            return flight.data
+        except Exception as error:
+            flight.error = error
+            raise
+        finally:
+            if flight.data is None:
+                with self._lock:
+                    self._flights.pop(block, None)
+            flight.landed.set()

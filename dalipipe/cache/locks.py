@@ -1,0 +1,113 @@
+"""One fetch of a block on a node: locks that die with their holder.
+
+Open-file-description locks belong to one `open` of the lock file: the kernel drops them when the holder is killed, and
+two threads exclude each other as long as each opens the file for itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import logging
+import os
+import random
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dalipipe.errors import CacheTimeoutError
+
+_NUM_BYTES = 1 << 16
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.02
+_HELD = (errno.EAGAIN, errno.EACCES)
+_UNSUPPORTED = (errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+_log = logging.getLogger(__name__)
+
+
+class BlockLock:
+    """The exclusive right to bring one block to the node, held until `release`."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Gives the right back. Idempotent."""
+        if self._descriptor < 0:
+            return
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            # Said to the kernel, not left to close: a child forked meanwhile shares the open file and keeps it open.
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def lock_block(
+    path: Path,
+    block: int,
+    *,
+    wait_s: float,
+    done: Callable[[], bool],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> BlockLock | None:
+    """Waits for the lock of `block` (byte `block mod 2**16` of the file at `path`).
+
+    Returns None as soon as `done()` says that the block is there, so that a waiter never needs the lock itself.
+
+    Raises:
+        CacheTimeoutError: another process held the lock for `wait_s` seconds.
+        OSError: the lock file cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock = BlockLock(descriptor)
+    deadline = clock() + wait_s
+    pause_s = _FIRST_PAUSE_S
+    try:
+        while not _try_lock(descriptor, block % _NUM_BYTES):
+            if done():
+                lock.release()
+                return None
+            if clock() >= deadline:
+                raise CacheTimeoutError(
+                    f"waited {wait_s:g} s for block {block}: another process holds its lock in {path} and has not "
+                    "brought the block; look for a stopped process of this node, or raise cache.wait_s"
+                )
+            sleep(random.uniform(pause_s / 2, pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _try_lock(descriptor: int, offset: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset, 1))
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        if error.errno not in _UNSUPPORTED:
+            raise
+        _say_no_locks()
+    return True
+
+
+def _flock(kind: int, start: int, length: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
+
+
+@functools.cache
+def _say_no_locks() -> None:
+    _log.warning(
+        "the file system of cache.dir has no open-file-description locks: a block may be fetched more than once a node"
+    )
