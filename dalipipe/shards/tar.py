@@ -1,0 +1,185 @@
+"""POSIX tar shards: a deterministic writer, and a walker over the members of a piece of a tar.
+
+A shard holds its samples one after the other, the fields of a sample together (`key.cls`, `key.jpg`), as WebDataset
+users know it. Everything that could differ between two runs (times, owners, modes) is fixed, so that equal samples
+give equal bytes. Names that do not fit the 1988 header travel in PAX records.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from dalipipe.errors import IntegrityError
+from dalipipe.shards.digest import Digest64
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+RECORD_BYTES = 512
+END_BYTES = 2 * RECORD_BYTES
+"""The zeros that close an archive."""
+
+_PAX_LOCAL, _PAX_GLOBAL, _GNU_LONG_NAME, _GNU_LONG_LINK = b"x", b"g", b"L", b"K"
+_REGULAR = (b"0", b"\0", b"7")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleExtent:
+    """Where a sample lies in its shard.
+
+    [start, stop): all its members with headers and padding. members: extension -> (offset, size) of the content.
+    """
+
+    start: int
+    stop: int
+    members: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarMember:
+    """A regular file in a piece of a tar: content at [offset, offset + num_bytes); whole member at [start, stop)."""
+
+    name: str
+    start: int
+    offset: int
+    num_bytes: int
+    stop: int
+
+
+def member_header(name: str, num_bytes: int) -> bytes:
+    """The header of a regular file: ustar, with a PAX record before it where the name needs one."""
+    info = tarfile.TarInfo(name)
+    info.size = num_bytes
+    info.mode = 0o644
+    return info.tobuf(format=tarfile.PAX_FORMAT, encoding="utf-8", errors="strict")
+
+
+def padded(num_bytes: int) -> int:
+    """`num_bytes` rounded up to whole tar records."""
+    return -(-num_bytes // RECORD_BYTES) * RECORD_BYTES
+
+
+def sample_bytes(key: str, sizes: Mapping[str, int]) -> int:
+    """Bytes that a sample takes in a shard, headers and padding included. sizes: extension -> content bytes."""
+    return sum(len(member_header(f"{key}.{ext}", size)) + padded(size) for ext, size in sizes.items())
+
+
+class TarWriter:
+    """Writes samples into a binary stream, hashing as it goes. Does not own the stream."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._whole = Digest64()
+        self._piece = Digest64()
+        self.offset = 0
+
+    @property
+    def digest(self) -> int:
+        """The xxh3-64 of everything written so far."""
+        return self._whole.value
+
+    def add(self, key: str, members: Mapping[str, Buffer]) -> SampleExtent:
+        """Appends a sample, its members sorted by extension.
+
+        Raises:
+            OSError: the stream cannot take it (ENOSPC).
+        """
+        start = self.offset
+        placed: dict[str, tuple[int, int]] = {}
+        for extension in sorted(members):
+            content = memoryview(members[extension]).cast("B")
+            self._write(member_header(f"{key}.{extension}", len(content)))
+            placed[extension] = (self.offset, len(content))
+            self._write(content)
+            self._write(bytes(padded(len(content)) - len(content)))
+        return SampleExtent(start=start, stop=self.offset, members=placed)
+
+    def cut(self) -> int:
+        """The xxh3-64 of what was written since the last cut (or the start): the digest of a part of a block."""
+        value, self._piece = self._piece.value, Digest64()
+        return value
+
+    def finish(self) -> None:
+        """Writes the end of the archive."""
+        self._write(bytes(END_BYTES))
+
+    def _write(self, data: Buffer) -> None:
+        self._stream.write(data)
+        self._whole.update(data)
+        self._piece.update(data)
+        self.offset += memoryview(data).nbytes
+
+
+def walk_tar(data: Buffer) -> Iterator[TarMember]:
+    """Yields the regular files of a tar, or of a piece of one that starts and ends between members.
+
+    Offsets are relative to `data`. Understands PAX paths and GNU long names; stops at the end of archive.
+
+    Raises:
+        IntegrityError: a header is torn, its checksum is wrong, or a member passes the end of `data`.
+    """
+    view = memoryview(data).cast("B")
+    position, start, long_name = 0, 0, None
+    while position < len(view):
+        header = bytes(view[position : position + RECORD_BYTES])
+        if len(header) < RECORD_BYTES:
+            raise IntegrityError(f"tar header at byte {position} is cut short ({len(header)} of {RECORD_BYTES} bytes)")
+        if header.count(0) == RECORD_BYTES:
+            return
+        num_bytes = _checked_size(header, position)
+        offset = position + RECORD_BYTES
+        stop = offset + padded(num_bytes)
+        if stop > len(view):
+            raise IntegrityError(f"tar member at byte {position} ({num_bytes} bytes) passes the end at {len(view)}")
+        kind = header[156:157]
+        if kind == _PAX_LOCAL:
+            long_name = _pax_path(bytes(view[offset : offset + num_bytes])) or long_name
+        elif kind == _GNU_LONG_NAME:
+            long_name = _text(bytes(view[offset : offset + num_bytes]))
+        elif kind not in (_PAX_GLOBAL, _GNU_LONG_LINK):
+            if kind in _REGULAR:
+                name = _short_name(header) if long_name is None else long_name
+                yield TarMember(name=name, start=start, offset=offset, num_bytes=num_bytes, stop=stop)
+            start, long_name = stop, None
+        position = stop
+
+
+def _checked_size(header: bytes, position: int) -> int:
+    try:
+        stated = int(header[148:156].strip(b" \0") or b"x", 8)
+        size_field = header[124:136]
+        binary = size_field[0] & 0x80  # GNU's way to write sizes of 8 GiB and more
+        num_bytes = int.from_bytes(size_field[1:], "big") if binary else int(size_field.strip(b" \0") or b"0", 8)
+    except ValueError as error:
+        raise IntegrityError(f"no tar header at byte {position}: its number fields are not octal") from error
+    found = sum(header) - sum(header[148:156]) + 8 * ord(" ")
+    if stated != found:
+        raise IntegrityError(f"no tar header at byte {position}: its checksum is {found}, it states {stated}")
+    return num_bytes
+
+
+def _short_name(header: bytes) -> str:
+    name = _text(header[:100])
+    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    return f"{prefix}/{name}" if prefix else name
+
+
+def _pax_path(records: bytes) -> str | None:
+    """The `path` of PAX records, each `LENGTH KEY=VALUE\\n` where LENGTH counts the whole record."""
+    position = 0
+    while position < len(records):
+        length = records[position:].split(b" ", 1)[0]
+        if not length.isdigit() or int(length) <= len(length) + 1:
+            return None
+        key, _, value = records[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
+        if key == b"path":
+            return _text(value)
+        position += int(length)
+    return None
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
