@@ -1,0 +1,168 @@
+"""Calls that may hang, made on threads that may be left behind.
+
+A client call cannot be interrupted from outside: not by a deadline, not by Ctrl-C, not by `close`. So every call runs
+on one of a few daemon threads, and the caller waits for the answer only as long as it wants to. Two rules keep this
+safe: a stuck call keeps its thread, so that at most `num_threads` can ever be stuck; and results are handed over,
+never written into the caller's memory, so that a late answer cannot touch a buffer that is in use again.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeAlias, TypeVar
+
+from dalipipe.errors import ClosedError, StorageError, StorageTimeoutError
+
+R = TypeVar("R")
+_Job: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+_Jobs: TypeAlias = "queue.SimpleQueue[_Job | None]"
+
+_JOIN_S = 1.0
+
+
+class CallPool:
+    """At most `num_threads` calls at once, each with a deadline. Thread-safe; belongs to the process that made it."""
+
+    def __init__(self, *, url: str, num_threads: int) -> None:
+        self._url = url
+        self._num_threads = num_threads
+        self._jobs: _Jobs = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
+        self._pending: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        self._release = weakref.finalize(self, _dismiss, self._jobs, self._threads)
+
+    def run(self, call: Callable[[], R], *, timeout_s: float, action: str) -> R:
+        """Returns what `call` returns; its exception is raised as it is.
+
+        Raises:
+            StorageTimeoutError: no answer within `timeout_s`, waiting for a free thread included.
+            ClosedError: the pool was closed, before or meanwhile.
+        """
+        future = self._submit(call)
+        return self._wait(future, timeout_s, action)
+
+    def run_in_order(self, calls: Iterable[Callable[[], R]], *, timeout_s: float, action: str) -> Iterator[R]:
+        """Yields the results in the order of `calls`, at most `num_threads` of them ahead; `timeout_s` is for each."""
+        ahead: deque[Future[R]] = deque()
+        try:
+            for call in calls:
+                ahead.append(self._submit(call))
+                if len(ahead) >= self._num_threads:
+                    yield self._wait(ahead.popleft(), timeout_s, action)
+            while ahead:
+                yield self._wait(ahead.popleft(), timeout_s, action)
+        finally:
+            for future in ahead:
+                future.cancel()
+                self._forget(future)
+
+    def close(self) -> None:
+        """Fails the calls that wait, ends the idle threads; one that is stuck ends with its call. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            pending = list(self._pending)
+            self._pending.clear()
+        for future in pending:
+            if not future.cancel():
+                _settle(future, error=self._closed_error())
+        if os.getpid() != self._pid:
+            return
+        self._release()
+        deadline = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
+
+    def _submit(self, call: Callable[[], R]) -> Future[R]:
+        if os.getpid() != self._pid:
+            raise StorageError(
+                f"the store {self._url} was opened before a fork and cannot be used after it; "
+                "open it in the child process, or start processes with 'spawn'"
+            )
+        future: Future[R] = Future()
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            self._pending.add(future)
+            if len(self._threads) < self._num_threads and not self._idle.acquire(blocking=False):
+                self._add_thread()
+        self._jobs.put((future, call))
+        return future
+
+    def _add_thread(self) -> None:
+        name = f"dalipipe-storage-{len(self._threads)}"
+        thread = threading.Thread(target=_serve, args=(self._jobs, self._idle), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _wait(self, future: Future[R], timeout_s: float, action: str) -> R:
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise self._closed_error() from None
+        except (TimeoutError, FutureTimeoutError) as error:  # one type only from Python 3.11 on
+            if future.done() and not future.cancelled() and future.exception() is error:
+                raise
+            future.cancel()
+            raise StorageTimeoutError(
+                f"cannot {action}: no answer within {timeout_s:.1f} s; "
+                "raise storage.request_timeout_s if the store is slow, storage.concurrency if many calls wait"
+            ) from None
+        finally:
+            future.cancel()
+            self._forget(future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._pending.discard(future)
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the store {self._url} is closed; open it again")
+
+
+def _serve(jobs: _Jobs, idle: threading.Semaphore) -> None:
+    while (job := jobs.get()) is not None:
+        future, call = job
+        if future.set_running_or_notify_cancel():
+            _answer(future, call)
+        # An idle thread must not keep the last answer or its caller's frames alive.
+        del job, future, call
+        idle.release()
+
+
+def _answer(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - handed to the caller; a Rust client may even panic
+        _settle(future, error=error)
+    else:
+        _settle(future, result=result)
+
+
+def _settle(future: Future[Any], *, result: object = None, error: BaseException | None = None) -> None:
+    try:
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        pass  # close() and the call's own answer met; whichever came first is what the caller sees
+
+
+def _dismiss(jobs: _Jobs, threads: list[threading.Thread]) -> None:
+    for _ in threads:
+        jobs.put(None)

@@ -1,0 +1,133 @@
+"""What went wrong, in our own words: client and system errors become the tree of `dalipipe.errors`."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from dalipipe.errors import (
+    AccessDeniedError,
+    DalipipeError,
+    DependencyError,
+    NoSpaceError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageError,
+    StorageTimeoutError,
+)
+
+_TRANSIENT_ERRNO = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.EINTR,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    }
+)
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_NAMES = frozenset(
+    # Client libraries have their own trees; these are the names that mean "the connection broke".
+    {
+        "ChunkedEncodingError",
+        "ClientConnectionError",
+        "ClientConnectorError",
+        "ClientOSError",
+        "ClientPayloadError",
+        "ConnectTimeout",
+        "ConnectionError",
+        "EndpointConnectionError",
+        "IncompleteRead",
+        "IncompleteReadError",
+        "ReadTimeout",
+        "ServerDisconnectedError",
+        "SSHException",
+    }
+)
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MAX_REASON_CHARS = 240
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may well succeed a moment later.
+
+    Transient are: broken or refused connections, timeouts of the client, and the HTTP states 408, 425, 429, 500,
+    502, 503 and 504. Everything else (missing, denied, full, misused) would only fail again.
+    """
+    if isinstance(error, DalipipeError):
+        return False
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return True
+    status = http_status(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a Rust client crashed: its exception derives from BaseException, so `except Exception` misses it."""
+    return type(error).__name__ == "PanicException"
+
+
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status behind an error of obstore, aiohttp, requests or botocore, where there is one."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
+
+
+def translate(error: BaseException, action: str) -> DalipipeError:
+    """The typed error for `error`, raised while doing `action` (a verb with the full URL: `read s3://b/k`).
+
+    The caller chains it: `raise translate(error, action) from error`.
+    """
+    kind, remedy = _classify(error)
+    return kind(f"cannot {action}: {reason(error)}{remedy}")
+
+
+def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
+    name = type(error).__name__
+    status = http_status(error)
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error).lower()
+    if isinstance(error, ImportError):
+        return DependencyError, "; install the package that it names"
+    if isinstance(error, FileExistsError) or name in ("AlreadyExistsError", "PreconditionError"):
+        return ObjectExistsError, ""
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return ObjectNotFoundError, "; check the URL and the endpoint"
+    if isinstance(error, PermissionError) or name in ("PermissionDeniedError", "UnauthenticatedError"):
+        return AccessDeniedError, "; check credentials and permissions"
+    if status in (401, 403):
+        return AccessDeniedError, "; check credentials and permissions"
+    if number in (errno.ENOSPC, errno.EDQUOT) or status == 507:
+        return NoSpaceError, "; free some space or raise the quota"
+    if isinstance(error, TimeoutError) or "timed out" in text or "timeouterror" in text:
+        return StorageTimeoutError, "; raise storage.request_timeout_s or storage.read_timeout_s if the store is slow"
+    return StorageError, ""
+
+
+def reason(error: BaseException) -> str:
+    """One short line: the system's words, or the first line of a client's message without its debug dump."""
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return error.strerror
+    text = str(error)
+    code = _CODE.search(text)
+    first = text.strip().partition("\n")[0].partition("<?xml")[0].strip().rstrip(":")
+    if code:
+        first = f"{first} ({code[1]})"
+    if len(first) > _MAX_REASON_CHARS:
+        first = first[: _MAX_REASON_CHARS - 1] + "…"
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
