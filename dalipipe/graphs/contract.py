@@ -14,12 +14,14 @@ class Batch:
     """The decoded batch of one rank and step.
 
     tensors: by field of the batch; always `id` (int64 [b]); `image` in the layout and dtype of the graph;
-    `valid` (bool [b]) only where the tail is padded.
+    `valid` (bool [b]) only where the tail is padded. near_at: when the step's bytes were all near, on the clock of
+    time.perf_counter(), so that a wait can be charged to what the batch lacked.
     """
 
     epoch: int
     step: int
     tensors: dict[str, torch.Tensor]
+    near_at: float = 0.0
 
 
 class BatchSource(Protocol):

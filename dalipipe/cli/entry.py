@@ -1,0 +1,108 @@
+"""From `sys.argv` to a verb, and from errors to exit codes.
+
+Kept free of heavy imports: `dalipipe --help` answers before Hydra or torch are touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import Protocol
+
+from dalipipe.errors import ConfigError, DalipipeError
+
+VERBS = {
+    "demo": "make a small lake of real JPEGs, pack it, train a tiny net through the whole pipeline; no network",
+    "pack": "source=URL target=URL pack=images: a lake of files to tar shards with manifest and index",
+    "info": "what the data set at data.url holds",
+    "verify": "checksums, tar structure and decodability of the data set at data.url",
+    "bench": "throughput of the loader; utilisation of an accelerator emulated by bench.step_s",
+    "spin": "the idle-spin upper bound: the same step fed from batches held in memory",
+    "cache": "stat | verify | clear: what the node's cache folder holds",
+}
+# Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
+_ACTIONS = {"cache": ("stat", "verify", "clear")}
+_URL_VERBS = ("info", "verify", "bench", "spin")
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class Verb(Protocol):
+    """A module `dalipipe.cli.<verb>`: `run` does the work and returns the exit code."""
+
+    def run(self, cfg: object, *, as_json: bool) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. Returns 0 done, 1 the data or the check failed, 2 wrong usage, 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return EXIT_OK if args else EXIT_USAGE
+    if args[0] in ("-V", "--version", "version"):
+        print(f"dalipipe {metadata.version('dalipipe')}")
+        return EXIT_OK
+    verb, rest = args[0], args[1:]
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return _fail(f"unknown verb '{verb}'{hint} Verbs: {', '.join(VERBS)}", EXIT_USAGE)
+    as_json = "--json" in rest
+    level = os.environ.get("DALIPIPE_LOG", "WARNING").upper()
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return _run(verb, _bare_words(verb, [word for word in rest if word != "--json"]), as_json)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):  # the reader of stdout left: nothing more to say there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except DalipipeError as error:
+        return _fail(str(error), error.exit_code)
+
+
+def _run(verb: str, words: list[str], as_json: bool) -> int:
+    from dalipipe.cli.compose import run_hydra
+
+    module: Verb = import_module(f"dalipipe.cli.{verb}")
+    return run_hydra(verb, words, lambda cfg: module.run(cfg, as_json=as_json))
+
+
+def _bare_words(verb: str, words: list[str]) -> list[str]:
+    """Turns `info URL` into `info data.url=URL` and `cache stat` into `cache action=stat`."""
+    if not words or words[0].startswith(("-", "+", "~")) or "=" in words[0].split("://", 1)[0]:
+        return words
+    if verb in _ACTIONS:
+        if words[0] not in _ACTIONS[verb]:
+            raise ConfigError(f"dalipipe {verb} {words[0]!r}: use one of {', '.join(_ACTIONS[verb])}")
+        return [f"action={words[0]}", *words[1:]]
+    if verb in _URL_VERBS:
+        quoted = words[0].replace("\\", "\\\\").replace("'", "\\'")
+        return [f"data.url='{quoted}'", *words[1:]]
+    return words
+
+
+def _help() -> str:
+    lines = [f"  {verb:<8}{text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        [
+            "dalipipe VERB [key=value ...] [--json]",
+            "",
+            *lines,
+            "",
+            "Keys are Hydra overrides: `dalipipe VERB --cfg job` prints them all, `dalipipe VERB --help` the groups.",
+            "--config-dir, --config-name and --multirun work as Hydra users know them.",
+            "Exit code: 0 done, 1 the data or the check failed, 2 wrong usage.",
+        ]
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"dalipipe: {message}", file=sys.stderr)
+    return code

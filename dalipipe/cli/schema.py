@@ -1,0 +1,78 @@
+"""The dataclass behind each primary config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dalipipe.build import LoadConfig
+from dalipipe.cache.config import CacheConfig
+from dalipipe.metrics.config import BenchConfig
+from dalipipe.packing.config import PackConfig
+from dalipipe.shards.config import DataConfig
+from dalipipe.storage.store import StorageConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackJob:
+    """`dalipipe pack`."""
+
+    source: str = ""
+    target: str = ""
+    engine: str = "local"
+    pack: PackConfig = field(default_factory=PackConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectJob:
+    """`dalipipe info` and `dalipipe verify`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    decode: str = "sample"
+    """`verify`: which images are decoded: `none`, `sample` (up to 256, spread evenly) or `all`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchJob(LoadConfig):
+    """`dalipipe bench` and `dalipipe spin`: the keys of `train`, and `bench.*`."""
+
+    bench: BenchConfig = field(default_factory=BenchConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheJob:
+    """`dalipipe cache`."""
+
+    action: str = "stat"
+    cache: CacheConfig = field(default_factory=CacheConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoJob:
+    """`dalipipe demo`."""
+
+    dir: str = ".dalipipe-demo"
+    """Where the lake, the shards and the cache of the demo lie; made anew where they do not fit."""
+    photos: str = ""
+    """A folder of photographs to crop the lake from; empty: those of the scikit-image package."""
+    images: int = 768
+    size: int = 96
+    """Height and width of what the net sees, in pixels."""
+    batch_size: int = 32
+    epochs: int = 2
+    seed: int = 0
+    device: str = "auto"
+
+
+JOBS: dict[str, type] = {
+    "train": LoadConfig,
+    "eval": LoadConfig,
+    "pack": PackJob,
+    "info": InspectJob,
+    "verify": InspectJob,
+    "bench": BenchJob,
+    "spin": BenchJob,
+    "cache": CacheJob,
+    "demo": DemoJob,
+}

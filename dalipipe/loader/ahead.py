@@ -1,0 +1,158 @@
+"""Decoded batches kept ready for the trainer, on a thread that the loader owns.
+
+On a GPU the feeder runs the graph on a stream of its own, so that decoding overlaps training; each batch carries an
+event that the trainer's stream waits for, which costs the host nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
+from dalipipe.graphs.contract import Batch, BatchSource
+from dalipipe.telemetry import Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+_POLL_S = 0.1
+_JOIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    batch: Batch | None
+    event: Any = None  # torch.cuda.Event, where there is a GPU
+    error: BaseException | None = None
+
+
+class BatchesAhead:
+    """A bounded queue of decoded batches, filled from a source by one thread."""
+
+    def __init__(
+        self, source: BatchSource, *, depth: int, device: torch.device, timeout_s: float, recorder: Recorder
+    ) -> None:
+        self._source = source
+        self._device = device
+        self._timeout_s = timeout_s
+        self._recorder = recorder
+        self._ready: queue.Queue[_Ready] = queue.Queue(maxsize=max(1, depth))
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._feed, name="dalipipe-batches", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Batch:
+        """Returns the next batch; the wait is charged to what the batch lacked while the trainer waited.
+
+        Raises:
+            PipelineTimeoutError: nothing arrived within `prefetch.timeout_s`.
+            DalipipeError, PipelineError: what ended the feeder, with its traceback as the cause; again at each call.
+        """
+        if self._failure is not None:
+            raise self._failure
+        asked_at = time.perf_counter()
+        ready = self._take(asked_at + self._timeout_s)
+        if ready.error is not None:
+            self._failure = ready.error
+            raise ready.error
+        assert ready.batch is not None
+        self._charge_wait(asked_at, time.perf_counter(), ready.batch.near_at)
+        if ready.event is not None:
+            import torch
+
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(ready.event)
+            for tensor in ready.batch.tensors.values():
+                if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+                    tensor.record_stream(stream)
+        return ready.batch
+
+    def close(self) -> None:
+        """Stops the feeder and closes the source; joins for at most 2 s. Idempotent."""
+        self._stop.set()
+        self._source.close()
+        self._drain()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        self._drain()
+
+    def _take(self, deadline: float) -> _Ready:
+        while True:
+            try:
+                return self._ready.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._stop.is_set():
+                    raise ClosedError("the loader was closed while it waited for a batch") from None
+                if not self._thread.is_alive() and self._ready.empty():
+                    raise PipelineError("the thread that decodes batches ended without saying why") from None
+                if time.perf_counter() > deadline:
+                    raise PipelineTimeoutError(
+                        f"no batch within prefetch.timeout_s={self._timeout_s:g} s; decoding is stuck or slower than "
+                        "that: look at graph.num_threads and at the lake, or raise the deadline"
+                    ) from None
+
+    def _charge_wait(self, asked_at: float, got_at: float, near_at: float) -> None:
+        waited = got_at - asked_at
+        far = min(max(near_at - asked_at, 0.0), waited)
+        self._recorder.add("wait_s", waited)
+        self._recorder.add("wait_s.lake", far)
+        self._recorder.add("wait_s.decode", waited - far)
+
+    def _feed(self) -> None:
+        try:
+            with _stream_of(self._device) as mark:
+                while not self._stop.is_set():
+                    batch = next(self._source)
+                    if not self._put(_Ready(batch=batch, event=mark())):
+                        return
+        except BaseException as error:  # noqa: BLE001 - handed to the trainer, who raises it
+            self._put(_Ready(batch=None, error=error))
+
+    def _put(self, item: _Ready) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=_POLL_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                return
+
+
+class _stream_of:  # noqa: N801 - a context manager used like a function
+    """A side stream on a GPU, nothing on a CPU; gives a function that marks 'all work so far' (or None)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._context: Any = None
+
+    def __enter__(self) -> Any:
+        if self._device.type != "cuda":
+            return lambda: None
+        import torch
+
+        torch.cuda.set_device(self._device)
+        self._context = torch.cuda.stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+        self._context.__enter__()
+
+        def mark() -> Any:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            return event
+
+        return mark
+
+    def __exit__(self, *error: object) -> None:
+        if self._context is not None:
+            self._context.__exit__(*error)

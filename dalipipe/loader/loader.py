@@ -1,0 +1,227 @@
+"""The iterator that the trainer sees."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dalipipe.errors import ClosedError, ConfigError, StateError
+from dalipipe.graphs.contract import BatchSource
+from dalipipe.loader.ahead import BatchesAhead
+from dalipipe.loader.state import pack_state, unpack_state
+from dalipipe.order.signature import OrderSignature
+from dalipipe.telemetry import Recorder, Stage
+
+if TYPE_CHECKING:
+    import torch
+
+_Self = TypeVar("_Self", bound="Loader")
+_TIERS = ("lake", "pool", "node", "memory", "device")
+_WRITTEN_TIERS = ("node", "pool")
+
+
+class Loader:
+    """Batches of one rank, epoch after epoch.
+
+    `for batch in loader` is one epoch; iterating again is the next one, also after `break`. A batch is a dict of
+    tensors on `loader.device`. `state_dict()` counts the batches that were handed out, not those that are prefetched.
+
+    Args:
+        start: makes the endless source of batches from (epoch, step) on.
+        num_steps: steps of one epoch for every rank.
+        identity, order: the data set and the order that a state must match.
+        batch_size: samples a step of this rank; `global_batch_size` of the whole job.
+        device: where the tensors are.
+        ahead: decoded batches kept ready; timeout_s: how long a batch may take.
+        owned: closed with the loader, last first.
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[int, int], BatchSource],
+        num_steps: int,
+        identity: str,
+        order: OrderSignature,
+        batch_size: int,
+        device: torch.device,
+        ahead: int,
+        timeout_s: float,
+        recorder: Recorder,
+        owned: tuple[Any, ...] = (),
+    ) -> None:
+        self.batch_size = batch_size
+        self.global_batch_size = order.batch_size
+        self.device = device
+        self._start = start
+        self._num_steps = num_steps
+        self._identity = identity
+        self._order = order
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+        self._recorder = recorder
+        self._owned = owned
+        self._epoch, self._step = 0, 0
+        self._begun = False  # the current epoch has an iterator already: the next one starts the next epoch
+        self._running: BatchesAhead | None = None
+        self._running_at: tuple[int, int] | None = None  # the batch that `_running` gives next
+        self._iteration = 0
+        self._closed = False
+        reference = weakref.ref(self)
+        self._atexit = lambda: _close_if_alive(reference)
+        atexit.register(self._atexit)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being delivered, or the next one when none is."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches of one epoch on this rank; equal on all ranks."""
+        return self._num_steps
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Starts the next epoch, or goes on in the one of a loaded state."""
+        self._check_open()
+        if self._begun:
+            self._epoch, self._step = self._epoch + 1, 0
+        self._begun = True
+        self._iteration += 1
+        return self._batches(self._iteration)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes `epoch` the next one to be iterated. The epoch advances by itself; this is for those who count.
+
+        Naming the epoch that a loaded state is in keeps its position.
+
+        Raises:
+            ConfigError: a negative epoch.
+        """
+        self._check_open()
+        if epoch < 0:
+            raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
+        if epoch != self._epoch or self._begun:
+            self._epoch, self._step, self._begun = epoch, 0, False
+            self._iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was handed out: JSON-able, under 1 KB, without side effects."""
+        return pack_state(self._identity, self._order, self._epoch, self._step)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on exactly after the last batch that was handed out when `state` was taken, at any world size.
+
+        Raises:
+            StateError: the state belongs to another data set, seed or order; both sides are printed.
+        """
+        self._check_open()
+        epoch, step = unpack_state(state, self._identity, self._order)
+        if step > self._num_steps:
+            raise StateError(f"loader state is at step {step} of an epoch of {self._num_steps} steps")
+        self._epoch, self._step, self._begun = epoch, step, False
+        self._iteration += 1
+
+    def stats(self) -> dict[str, Any]:
+        """Cumulative figures of this process: counts, bytes by tier, seconds by stage."""
+        seen = self._recorder.snapshot()
+
+        def counts(*names: str) -> dict[str, int]:
+            return {name: int(seen.get(name, 0)) for name in names}
+
+        def by(prefix: str, names: tuple[str, ...]) -> dict[str, int]:
+            return {name: int(seen.get(f"{prefix}.{name}", 0)) for name in names}
+
+        return {
+            **counts("samples", "batches", "quarantined", "retries", "hedges"),
+            "wait_s": seen.get("wait_s", 0.0),
+            "wait_by_s": {name: seen.get(f"wait_s.{name}", 0.0) for name in ("lake", "decode")},
+            "bytes_read": by("bytes_read", _TIERS),
+            "bytes_written": by("bytes_written", _WRITTEN_TIERS),
+            "blocks": {"near": int(seen.get("blocks_hit.node", 0)), "far": int(seen.get("blocks_missed", 0))},
+            "stage_s": {stage.value: seen.get(f"stage_s.{stage.value}", 0.0) for stage in Stage},
+        }
+
+    def rest(self) -> None:
+        """Ends the threads that work ahead, until the next batch is asked for; the position stays."""
+        self._check_open()
+        self._halt()
+
+    def close(self) -> None:
+        """Ends threads and frees memory within 2 s. Idempotent; the loader cannot be used afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._atexit)
+        self._halt()
+        for item in reversed(self._owned):
+            item.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            with contextlib.suppress(Exception):  # the interpreter may be half gone
+                self.close()
+
+    def _batches(self, iteration: int) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            if iteration != self._iteration:
+                raise ClosedError("this iterator ended when the loader was iterated, moved or loaded again")
+            if self._step >= self._num_steps:
+                break
+            yield self._next(iteration)
+        self._epoch, self._step, self._begun = self._epoch + 1, 0, False
+
+    def _next(self, iteration: int) -> dict[str, torch.Tensor]:
+        self._check_open()
+        if self._running is None or self._running_at != (self._epoch, self._step):
+            self._restart()
+        assert self._running is not None
+        try:
+            batch = self._running.next()
+        except BaseException:
+            if iteration == self._iteration:
+                self._halt()  # a failed pipeline is not used again; the next iteration starts a fresh one
+            raise
+        if (batch.epoch, batch.step) != (self._epoch, self._step):
+            raise AssertionError(f"batch {(batch.epoch, batch.step)} came where {(self._epoch, self._step)} was due")
+        self._step += 1
+        at_end = self._step == self._num_steps
+        self._running_at = (self._epoch + 1, 0) if at_end else (self._epoch, self._step)
+        self._recorder.add("batches")
+        valid = batch.tensors.get("valid")
+        self._recorder.add("samples", len(batch.tensors["id"]) if valid is None else int(valid.sum()))
+        return batch.tensors
+
+    def _restart(self) -> None:
+        self._halt()
+        source = self._start(self._epoch, self._step)
+        self._running = BatchesAhead(
+            source, depth=self._ahead, device=self.device, timeout_s=self._timeout_s, recorder=self._recorder
+        )
+        self._running_at = (self._epoch, self._step)
+
+    def _halt(self) -> None:
+        running, self._running, self._running_at = self._running, None, None
+        if running is not None:
+            running.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the loader was closed; make a new one")
+
+
+def _close_if_alive(reference: weakref.ref[Loader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()
