@@ -164,11 +164,10 @@ def _explain(error: Exception, name: str, overrides: Sequence[str]) -> ConfigErr
     job = JOBS.get(name)
     if job is not None:
         known = set(_keys(job))
-        groups = {path.name for path in config_dir().iterdir() if path.is_dir()}
         for word in overrides:
             key = _override_key(word)
-            if key and not _is_known(key, known) and key not in groups and not key.startswith("hydra"):
-                return _unknown(key, known | groups)
+            if key and not _is_known(key, known) and not key.startswith("hydra"):
+                return _unknown(key, known)
     cause = error.__cause__
     text = _first_line(error)
     if cause is not None and _first_line(cause) not in text:
