@@ -1,0 +1,103 @@
+"""The CPU's second half: decoded images to one batch, resized in our threads and normalised by DALI."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dalipipe.errors import ClosedError
+from dalipipe.graphs.config import GraphConfig
+from dalipipe.graphs.crop import Windows, centre_start
+from dalipipe.graphs.image import build_normalize
+from dalipipe.graphs.resize import best_kernel, resize_into
+from dalipipe.telemetry import Recorder, Stage
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Assembler:
+    """Makes image batches, one at a time; the uint8 buffer between the two steps is used again for each."""
+
+    def __init__(self, graph: GraphConfig, *, num_threads: int, recorder: Recorder) -> None:
+        self._graph = graph
+        self._num_threads = num_threads
+        self._recorder = recorder
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="dalipipe-resize")
+        self._stop = threading.Event()
+        self._buffer: torch.Tensor | None = None
+        self._inputs: tuple[Any, ...] = ()
+        self._normalize: Any = build_normalize(self._take, graph, num_threads=num_threads)
+        self._normalize.build()
+        best_kernel()
+
+    def assemble(self, decoded: Any, windows: Windows) -> torch.Tensor:
+        """Resizes and normalises b decoded images (a DALI tensor list of uint8 HWC).
+
+        Returns: [b, 3, size, size] in the dtype and memory layout of the graph; a buffer of its own.
+        """
+        from torch.utils.dlpack import from_dlpack
+
+        pixels = self._resize(decoded, windows)
+        with self._recorder.span(Stage.NORMALIZE):
+            self._inputs = (pixels.numpy(), windows.mirror)
+            output = self._normalize.run()[0]
+            batch = from_dlpack(output.as_tensor())
+        return batch if self._graph.layout == "NCHW" else batch.permute(0, 3, 1, 2)
+
+    def close(self) -> None:
+        """Ends all threads; a batch in work is given up. Idempotent."""
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._normalize = None
+        self._buffer = None
+
+    def _take(self) -> tuple[Any, ...]:
+        inputs, self._inputs = self._inputs, ()
+        return inputs
+
+    def _resize(self, decoded: Any, windows: Windows) -> torch.Tensor:
+        import torch
+
+        num, size = len(windows.mirror), self._graph.size
+        if self._buffer is None or len(self._buffer) < num:
+            self._buffer = torch.empty(num, size, size, 3, dtype=torch.uint8)
+        pixels = self._buffer[:num]
+        corners = centre_start(windows.resized, size)
+        # The threads take rows from one counter: no task is longer than an image, and none costs a future.
+        rows = itertools.count()
+
+        def work() -> None:
+            with self._recorder.span(Stage.RESIZE), torch.inference_mode():
+                while (row := next(rows)) < num and not self._stop.is_set():
+                    self._resize_one(decoded[row], pixels[row], windows, row, corners[row])
+
+        for future in [self._pool.submit(work) for _ in range(min(self._num_threads, num))]:
+            future.result()
+        if self._stop.is_set():
+            raise ClosedError("the source was closed while it assembled a batch")
+        return pixels
+
+    def _resize_one(
+        self, decoded: Any, out: torch.Tensor, windows: Windows, row: int, corner: npt.NDArray[np.int32]
+    ) -> None:
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        image = from_dlpack(decoded)
+        if self._graph.name == "image_train":
+            resize_into(image, out)
+            return
+        top, left = windows.start[row].tolist()
+        height, width = windows.shape[row].tolist()
+        if image.shape[:2] != (height, width):
+            image = image[top : top + height, left : left + width].contiguous()
+        resized = torch.empty(*windows.resized[row].tolist(), 3, dtype=torch.uint8)
+        resize_into(image, resized)
+        top, left = corner.tolist()
+        out.copy_(resized[top : top + self._graph.size, left : left + self._graph.size])

@@ -1,0 +1,119 @@
+"""Which encoded images cannot be decoded, and why.
+
+Two depths: `suspicion` looks at the two ends of the bytes (microseconds, in the training path), `undecodable` decodes
+each image on its own with the decoder that DALI uses, on the CPU (at packing, and to find the bad one of a batch).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dalipipe.errors import CorruptSampleError
+from dalipipe.prefetch.contract import Bytes
+from dalipipe.shards.imageheader import parse_image_header
+
+DEFAULT_MAX_PIXELS = 2**28
+
+# Images decoded at once hold at most about this many pixels (3 bytes each), one large image excepted.
+_CHUNK_PIXELS = 2**24
+_CHUNK_IMAGES = 32
+
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+
+
+def suspicion(data: Bytes) -> str | None:
+    """What looks wrong at the ends of the bytes (uint8 [n]), or None. About 1 µs for a JPEG.
+
+    A hint, never a verdict: bytes after the end marker are legal. Formats without a start or end marker to look for
+    are not suspected here.
+    """
+    head, tail = data[:12].tobytes(), data[-8:].tobytes()
+    if head.startswith(_JPEG_START):
+        return None if tail.endswith(_JPEG_END) else "jpeg does not end with its end marker"
+    if head.startswith(_PNG_START):
+        return None if tail == _PNG_END else "png does not end with its IEND chunk"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        stated_bytes = int.from_bytes(head[4:8], "little") + 8
+        return None if stated_bytes <= len(data) else f"webp of {stated_bytes} bytes is cut short at {len(data)}"
+    if head[:2] in (b"BM", b"II", b"MM", b"P5", b"P6") or head[4:8] in (b"jP  ", b"ftyp") or head[:2] == b"\xff\x4f":
+        return None
+    return "unknown format" if len(data) else "empty (0 bytes)"
+
+
+def upright_size(data: Bytes) -> tuple[int, int]:
+    """Height and width in pixels after the EXIF rotation, from the header alone.
+
+    Raises:
+        CorruptSampleError: the header does not state them; the message is the reason alone.
+    """
+    header = parse_image_header(data.data)
+    return header.height, header.width
+
+
+def undecodable(
+    samples: Sequence[bytes | Bytes], *, max_pixels: int = DEFAULT_MAX_PIXELS, num_threads: int = 1
+) -> list[str | None]:
+    """For each encoded image a short reason why it cannot be decoded, or None when it can.
+
+    Images of more than `max_pixels` are refused by their header, without being decoded. Memory stays within the
+    largest image plus about 50 MB.
+    """
+    arrays = [np.frombuffer(sample, np.uint8) if isinstance(sample, bytes) else sample for sample in samples]
+    reasons: list[str | None] = [None] * len(arrays)
+    chunk: list[int] = []
+    chunk_pixels = 0
+    for index, data in enumerate(arrays):
+        num_pixels, reasons[index] = _pixels(data, max_pixels)
+        if reasons[index] is not None:
+            continue
+        if chunk and (chunk_pixels + num_pixels > _CHUNK_PIXELS or len(chunk) == _CHUNK_IMAGES):
+            _decode(arrays, chunk, reasons, num_threads)
+            chunk, chunk_pixels = [], 0
+        chunk.append(index)
+        chunk_pixels += num_pixels
+    if chunk:
+        _decode(arrays, chunk, reasons, num_threads)
+    return reasons
+
+
+def _pixels(data: Bytes, max_pixels: int) -> tuple[int, str | None]:
+    try:
+        height, width = upright_size(data)
+    except CorruptSampleError as error:
+        return 0, str(error)
+    if height * width > max_pixels:
+        return 0, f"{width} x {height} pixels are more than quarantine.max_pixels={max_pixels}"
+    return height * width, None
+
+
+def _decode(arrays: Sequence[Bytes], chunk: Sequence[int], reasons: list[str | None], num_threads: int) -> None:
+    from nvidia import nvimgcodec
+
+    streams, indices = [], []
+    for index in chunk:
+        try:
+            streams.append(nvimgcodec.CodeStream(arrays[index]))
+            indices.append(index)
+        except RuntimeError as error:
+            reasons[index] = f"the decoder does not know this format ({str(error).splitlines()[0][:80]})"
+    if not streams:
+        return
+    for index, image in zip(indices, _decoder(num_threads).decode(streams), strict=True):
+        if image is None:
+            reasons[index] = "damaged or cut short: the decoder gave up"
+
+
+@functools.cache
+def _decoder(num_threads: int) -> Any:
+    from nvidia import nvimgcodec
+
+    return nvimgcodec.Decoder(
+        device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+        max_num_cpu_threads=num_threads,
+        backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
+    )

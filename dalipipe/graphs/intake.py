@@ -1,0 +1,180 @@
+"""From the encoded samples of a step to what the graph is fed with, bad samples replaced as far as they are known."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dalipipe.errors import ConfigError, CorruptSampleError, QuarantineError
+from dalipipe.graphs.check import suspicion, undecodable, upright_size
+from dalipipe.graphs.config import GraphConfig
+from dalipipe.graphs.crop import NUM_UNIFORMS, Windows, plan_windows
+from dalipipe.graphs.image import MAX_BATCH_SIZE
+from dalipipe.graphs.quarantine import Quarantine
+from dalipipe.order.hashing import uniforms
+from dalipipe.prefetch.contract import Bytes, Sample, Step
+from dalipipe.telemetry import Recorder, Stage
+
+
+@dataclass(slots=True, kw_only=True)
+class Intake:
+    """A step on its way through the graph; its rows change while bad samples are replaced.
+
+    ids: int64 [b]. fields: name -> b byte views. sizes: int32 [b, 2], upright height and width. windows: None until
+    planned. near_at: when its bytes were near, on time.perf_counter's clock.
+    """
+
+    step: Step
+    near_at: float
+    ids: npt.NDArray[np.int64]
+    fields: dict[str, list[Bytes]]
+    sizes: npt.NDArray[np.int32]
+    windows: Windows | None = None
+    lent: list[weakref.ref[Bytes]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def images(self) -> list[Bytes]:
+        """The encoded images."""
+        return self.fields["image"]
+
+    def graph_inputs(self, rows: slice = slice(None)) -> dict[str, Any]:
+        """What the graph is fed with. The views are new ones, so that their death tells that DALI let them go."""
+        assert self.windows is not None
+        views = [image.view() for image in self.images[rows]]
+        self.lent += [weakref.ref(view) for view in views]
+        windows = self.windows
+        return {
+            "image": views,
+            "start": windows.start[rows],
+            "shape": windows.shape[rows],
+            "mirror": windows.mirror[rows],
+        }
+
+    def release(self) -> bool:
+        """Lets the step's views go, unless DALI still holds some: then nothing happens and the answer is False."""
+        if any(reference() is not None for reference in self.lent):
+            return False
+        for views in (*self.fields.values(), *self.step.fields.values()):
+            views.clear()
+        self.step.release()
+        return True
+
+
+class IntakeDesk:
+    """Makes an `Intake` of a `Step`: looks at the samples, replaces bad ones, plans the windows."""
+
+    def __init__(
+        self,
+        graph: GraphConfig,
+        *,
+        fields: Sequence[str],
+        seed: int,
+        max_pixels: int,
+        quarantine: Quarantine,
+        num_threads: int,
+        recorder: Recorder,
+    ) -> None:
+        self._graph = graph
+        self._fields = tuple(fields)
+        self._seed = seed
+        self._max_pixels = max_pixels
+        self._quarantine = quarantine
+        self._num_threads = num_threads
+        self._recorder = recorder
+
+    def accept(self, step: Step) -> Intake:
+        """Takes a step in. What looks bad is decoded on its own now and, when it is bad, replaced.
+
+        Raises:
+            QuarantineError: too many samples are bad, or one has no good substitute.
+            ConfigError: the step has no such field, or more samples than a graph takes.
+        """
+        missing = [name for name in self._fields if name not in step.fields]
+        if missing:
+            raise ConfigError(f"data.fields names {missing}, which the samples do not have: {sorted(step.fields)}")
+        if len(step.ids) > MAX_BATCH_SIZE:
+            raise ConfigError(f"loader.batch_size={len(step.ids)} per rank is more than {MAX_BATCH_SIZE}")
+        intake = Intake(
+            step=step,
+            near_at=time.perf_counter(),
+            ids=step.ids.copy(),
+            fields={name: list(step.fields[name]) for name in self._fields},
+            sizes=step.sizes.astype(np.int32, copy=True),
+        )
+        self._sift(intake)
+        self.plan(intake)
+        return intake
+
+    def plan(self, intake: Intake) -> None:
+        """Computes the windows of the samples as they are now."""
+        draws = uniforms(self._seed, intake.step.epoch, intake.ids, NUM_UNIFORMS)
+        intake.windows = plan_windows(self._graph, intake.sizes, draws)
+
+    def replace(self, intake: Intake, row: int, reason: str) -> None:
+        """Puts the next good sample in the place of a bad one. `plan` must follow.
+
+        Raises:
+            QuarantineError: as `accept`.
+        """
+        step, bad_id = intake.step, int(intake.ids[row])
+        where = {"epoch": step.epoch, "step": step.step}
+        self._quarantine.add(bad_id, **where, reason=reason, data=intake.images[row])
+        for sample in step.substitutes(row):
+            if self._quarantine.reason(sample.id) is not None:
+                continue
+            image = sample.fields["image"]
+            worse = undecodable([image], max_pixels=self._max_pixels, num_threads=self._num_threads)[0]
+            if worse is None:
+                self._seat(intake, row, sample)
+                return
+            self._quarantine.add(sample.id, **where, reason=worse, data=image)
+        raise QuarantineError(
+            f"sample {bad_id} (epoch {step.epoch}, step {step.step}) cannot be decoded ({reason}) and no sample near "
+            "it can take its place; run `dalipipe verify`"
+        )
+
+    def _sift(self, intake: Intake) -> None:
+        suspects: list[int] = []
+        for row, image in enumerate(intake.images):
+            known = self._quarantine.reason(int(intake.ids[row]))
+            if known is not None:
+                self.replace(intake, row, known)
+            elif suspicion(image) is not None or not self._sized(intake, row):
+                suspects.append(row)
+        if not suspects:
+            return
+        with self._recorder.span(Stage.SALVAGE):
+            images = [intake.images[row] for row in suspects]
+            reasons = undecodable(images, max_pixels=self._max_pixels, num_threads=self._num_threads)
+            for row, reason in zip(suspects, reasons, strict=True):
+                if reason is not None:
+                    self.replace(intake, row, reason)
+                else:
+                    self._sized(intake, row)
+
+    def _sized(self, intake: Intake, row: int) -> bool:
+        """Fills in the size where the index does not know it; whether it is known and within the limit."""
+        height, width = intake.sizes[row].tolist()
+        if height < 1 or width < 1:
+            try:
+                height, width = upright_size(intake.images[row])
+            except CorruptSampleError:
+                return False
+            intake.sizes[row] = height, width
+        return bool(height * width <= self._max_pixels)
+
+    def _seat(self, intake: Intake, row: int, sample: Sample) -> None:
+        intake.ids[row] = sample.id
+        for name, views in intake.fields.items():
+            views[row] = sample.fields[name]
+        intake.sizes[row] = sample.height, sample.width
+        self._sized(intake, row)
