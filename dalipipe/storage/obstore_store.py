@@ -15,6 +15,9 @@ from dalipipe.storage.failures import http_status, is_panic, reason, translate
 from dalipipe.storage.ranges import PART_BYTES, check_range, empty_range, flat_bytes, short_answer, split_range
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.url import (
+    AZURE_SCHEMES,
+    GCS_SCHEMES,
+    HTTP_SCHEMES,
     TEMPORARY_PREFIX,
     check_http_url,
     check_prefix,
