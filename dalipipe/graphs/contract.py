@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The decoded batch of one rank and step.
 
-    tensors: by field of the batch; always `id` (int64 [b]); `image` in the layout and dtype of the graph;
+    tensors: by field of the batch; always `id` (int64 [b]); `image` in the layout and dtype of the graph
+    (`image_raw`: a list of b uint8 [h, w, 3] tensors);
     `valid` (bool [b]) only where the tail is padded. near_at: when the step's bytes were all near, on the clock of
     time.perf_counter(), so that a wait can be charged to what the batch lacked.
     """
 
     epoch: int
     step: int
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Any]
     near_at: float = 0.0
 
 

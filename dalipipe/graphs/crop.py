@@ -35,6 +35,16 @@ class Windows:
     mirror: Int32
     resized: Int32
 
+    def region(self, size: int, rows: slice) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """The part of the source that a square of `size` in the middle of the resized window shows.
+
+        Returns: begin and end, float32 [n, 2], in pixels with fractions; the window itself where it becomes `size`.
+        """
+        shape = self.shape[rows].astype(np.float64)
+        half = shape * (size / self.resized[rows]) / 2
+        centre = self.start[rows] + shape / 2
+        return (centre - half).astype(np.float32), (centre + half).astype(np.float32)
+
 
 def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
     """The windows of `graph` for images of `sizes` (int32 [n, 2], upright height and width, all at least 1).

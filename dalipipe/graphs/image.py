@@ -10,7 +10,7 @@ augmentation does not depend on its rank, its batch or how often the job was res
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from dalipipe.graphs.config import GraphConfig
 
@@ -28,7 +28,7 @@ def image_train(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
     from nvidia.dali import fn, types
 
     if backend == "cpu":
-        jpeg, start, shape = _inputs(feed, INPUTS["image_train", "cpu"])
+        jpeg, start, shape = _inputs(feed, input_names(graph, backend))
         return fn.decoders.image_slice(jpeg, start=start, shape=shape, axis_names="HW", output_type=types.RGB)
     return _on_gpu(feed, graph, backend)
 
@@ -38,7 +38,7 @@ def image_eval(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
     from nvidia.dali import fn, types
 
     if backend == "cpu":
-        (jpeg,) = _inputs(feed, INPUTS["image_eval", "cpu"])
+        (jpeg,) = _inputs(feed, input_names(graph, backend))
         return fn.decoders.image(jpeg, output_type=types.RGB)
     return _on_gpu(feed, graph, backend)
 
@@ -47,24 +47,29 @@ def image_raw(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
     """The decoded images, uint8 HWC, each in its own size."""
     from nvidia.dali import fn, types
 
-    (jpeg,) = _inputs(feed, ("image",))
+    (jpeg,) = _inputs(feed, input_names(graph, backend))
     if backend == "cpu":
         return fn.decoders.image(jpeg, output_type=types.RGB)
     return _decode_for_gpu(jpeg, graph, backend)
 
 
-# What each graph is fed with: DALI warns of inputs that it does not read. Every other combination takes them all.
-INPUTS: dict[tuple[str, Backend], tuple[str, ...]] = {
-    ("image_train", "cpu"): ("image", "start", "shape"),
-    ("image_eval", "cpu"): ("image",),
-    **{("image_raw", backend): ("image",) for backend in get_args(Backend)},
+# What a graph is fed with; DALI warns of inputs that it does not read.
+_FUSED = ("image", "roi_start", "roi_end", "mirror")
+_DTYPES = {
+    "image": "UINT8",
+    "start": "INT32",
+    "shape": "INT32",
+    "roi_start": "FLOAT",
+    "roi_end": "FLOAT",
+    "mirror": "INT32",
 }
-ALL_INPUTS = ("image", "start", "shape", "mirror")
 
 
 def input_names(graph: GraphConfig, backend: Backend) -> tuple[str, ...]:
     """The inputs of a graph, in order."""
-    return INPUTS.get((graph.name, backend), ALL_INPUTS)
+    if graph.name == "image_raw" or (graph.name, backend) == ("image_eval", "cpu"):
+        return ("image",)
+    return ("image", "start", "shape") if backend == "cpu" else _FUSED
 
 
 GRAPHS: dict[str, Callable[[Feed, GraphConfig, Backend], Any]] = {
@@ -78,7 +83,8 @@ def build_pipeline(
     feed: Feed, graph: GraphConfig, backend: Backend, *, num_threads: int, queue_depth: int, device_id: int | None
 ) -> Any:
     """The DALI pipeline of `graph`, not yet built. `feed` gives the inputs of one batch a call, those of
-    `input_names`: image as b uint8 arrays, start and shape as int32 [b, 2], mirror as int32 [b].
+    `input_names`: image as b uint8 arrays, start and shape as int32 [b, 2], roi_start and
+    roi_end as float32 [b, 2], mirror as int32 [b].
 
     Only the default execution model survives a bad image and hands out buffers that it never touches again.
     """
@@ -112,7 +118,7 @@ def operators(graph: GraphConfig, backend: Backend) -> list[tuple[str, str]]:
     pipeline._build_graph()
     pipeline.serialize()
     kinds = [operator._op for operator in pipeline._ops]
-    return [(kind.schema_name or type(kind).__name__, kind.device) for kind in kinds]
+    return [(getattr(kind, "schema_name", None) or type(kind).__name__, kind.device) for kind in kinds]
 
 
 def _pipeline(num_threads: int, queue_depth: int, device_id: int | None) -> Any:
@@ -135,14 +141,14 @@ def _inputs(feed: Feed, names: tuple[str, ...]) -> Any:
         num_outputs=len(names),
         batch=True,
         no_copy=True,
-        dtype=[types.UINT8 if name == "image" else types.INT32 for name in names],
+        dtype=[getattr(types, _DTYPES[name]) for name in names],
         ndim=[0 if name == "mirror" else 1 for name in names],
     )
 
 
 def _on_gpu(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
-    jpeg, start, shape, mirror = _inputs(feed, ALL_INPUTS)
-    return _finish_on_gpu(_decode_for_gpu(jpeg, graph, backend), start, shape, mirror, graph)
+    jpeg, begin, end, mirror = _inputs(feed, _FUSED)
+    return _finish_on_gpu(_decode_for_gpu(jpeg, graph, backend), begin, end, mirror, graph)
 
 
 def _decode_for_gpu(jpeg: Any, graph: GraphConfig, backend: Backend) -> Any:
@@ -162,26 +168,12 @@ def _decode_for_gpu(jpeg: Any, graph: GraphConfig, backend: Backend) -> Any:
     )
 
 
-def _finish_on_gpu(image: Any, start: Any, shape: Any, mirror: Any, graph: GraphConfig) -> Any:
-    """Resizes the window of the decoded image to the output size and normalises it."""
+def _finish_on_gpu(image: Any, begin: Any, end: Any, mirror: Any, graph: GraphConfig) -> Any:
+    """Resizes a region of the decoded image to the output size and normalises it."""
     from nvidia.dali import fn, types
 
-    begin = fn.cast(start, dtype=types.FLOAT)
-    extent = fn.cast(shape, dtype=types.FLOAT)
-    if graph.name == "image_eval":
-        # The centre crop of the resized image, taken back to the pixels of the source.
-        short = fn.reductions.min(extent)
-        side = short * (graph.size / graph.resize_shorter)
-        begin = begin + (extent - side) * 0.5
-        extent = extent * 0.0 + side
-    resized = fn.resize(
-        image,
-        size=[graph.size, graph.size],
-        roi_start=begin,
-        roi_end=begin + extent,
-        interp_type=types.INTERP_LINEAR,
-        antialias=True,
-    )
+    size = [graph.size, graph.size]
+    resized = fn.resize(image, size=size, roi_start=begin, roi_end=end, interp_type=types.INTERP_LINEAR, antialias=True)
     return _normalize(resized, mirror, graph)
 
 

@@ -46,17 +46,22 @@ class Intake:
         """The encoded images."""
         return self.fields["image"]
 
-    def graph_inputs(self, rows: slice = slice(None)) -> dict[str, Any]:
-        """What the graph is fed with. The views are new ones, so that their death tells that DALI let them go."""
+    def graph_inputs(self, size: int, rows: slice = slice(None)) -> dict[str, Any]:
+        """What the graph is fed with, by name. size: of the output, in pixels.
+
+        The views are new ones, so that their death tells that DALI let them go.
+        """
         assert self.windows is not None
         views = [image.view() for image in self.images[rows]]
         self.lent += [weakref.ref(view) for view in views]
-        windows = self.windows
+        begin, end = self.windows.region(size, rows)
         return {
             "image": views,
-            "start": windows.start[rows],
-            "shape": windows.shape[rows],
-            "mirror": windows.mirror[rows],
+            "start": self.windows.start[rows],
+            "shape": self.windows.shape[rows],
+            "roi_start": begin,
+            "roi_end": end,
+            "mirror": self.windows.mirror[rows],
         }
 
     def release(self) -> bool:

@@ -231,7 +231,7 @@ class LocalSource:
             raise
         self._fifo.append(intake)
         if len(intake):
-            self._lane.push(intake.graph_inputs())
+            self._lane.push(intake.graph_inputs(self._graph.size))
 
     def _salvage(self, intake: Intake, error: RuntimeError) -> Any:
         """Decodes a failed batch again with its bad samples replaced; the good ones come out bit for bit the same."""
@@ -271,7 +271,7 @@ class LocalSource:
         if backend not in self._salvage_lanes:
             self._salvage_lanes[backend] = self._new_lane(backend, 1)
         lane = self._salvage_lanes[backend]
-        lane.push(intake.graph_inputs(rows))
+        lane.push(intake.graph_inputs(self._graph.size, rows))
         return lane.run()
 
     def _hand_over(self, intake: Intake, image: Any) -> Batch:
