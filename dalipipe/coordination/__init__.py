@@ -1,0 +1,1 @@
+"""What ranks agree on before they load: who sits on which slots of the global batch."""

@@ -1,0 +1,1 @@
+"""The moving window over the order: the blocks of the next steps are near before anybody asks for them."""

@@ -1,0 +1,81 @@
+"""From blocks that are near to the samples of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dalipipe.cache.contract import BlockView, Cache
+from dalipipe.prefetch.contract import Bytes, Sample, Step
+from dalipipe.prefetch.plan import StepPlan
+from dalipipe.shards.manifest import Located, Manifest
+from dalipipe.telemetry import Recorder, Stage
+
+
+class Assembler:
+    """Cuts samples out of blocks: views, no copies."""
+
+    def __init__(self, manifest: Manifest, cache: Cache, fields: Sequence[str], recorder: Recorder) -> None:
+        self._manifest = manifest
+        self._cache = cache
+        self._fields = tuple(fields)
+        self._recorder = recorder
+
+    def build(self, plan: StepPlan, views: Mapping[int, BlockView], on_release: Callable[[], None]) -> Step:
+        """The step, over the memory of `views` (all blocks of the plan)."""
+        with self._recorder.span(Stage.INDEX):
+            located = self._manifest.locate(plan.ids)
+        blocks = {block: _as_array(view) for block, view in views.items()}
+
+        def release() -> None:
+            blocks.clear()
+            on_release()
+
+        return Step(
+            epoch=plan.order.epoch,
+            step=plan.step,
+            ids=plan.ids,
+            fields={name: self._cut(name, located, blocks) for name in self._fields},
+            sizes=located.sizes,
+            valid=plan.valid,
+            substitutes=lambda i: self._substitutes(plan, blocks, int(plan.ids[i])),
+            release=release,
+        )
+
+    def _cut(self, name: str, located: Located, blocks: Mapping[int, Bytes]) -> list[Bytes]:
+        offsets, sizes = located.fields[name]
+        # A sample without the field (offset and size -1) gets an empty view.
+        return [
+            blocks[block][max(offset, 0) : max(offset, 0) + max(size, 0)]
+            for block, offset, size in zip(located.blocks.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
+        ]
+
+    def _substitutes(self, plan: StepPlan, blocks: Mapping[int, Bytes], bad_id: int) -> Iterator[Sample]:
+        """The other samples of the same block, cyclically from the bad one on, then those of the lane's next blocks."""
+        home = bad_id // self._manifest.block_samples
+        first, stop = self._manifest.block_samples_range(home)
+        ring = np.concatenate([np.arange(bad_id + 1, stop), np.arange(first, bad_id)]).astype(np.int64)
+        yield from self._samples(home, ring, blocks.get(home))
+        block = plan.order.next_block(home)
+        while block != home:
+            yield from self._samples(block, np.arange(*self._manifest.block_samples_range(block), dtype=np.int64), None)
+            block = plan.order.next_block(block)
+
+    def _samples(self, block: int, ids: npt.NDArray[np.int64], data: Bytes | None) -> Iterator[Sample]:
+        if data is None:
+            # The arrays keep the bytes alive after the view is released.
+            with self._cache.get(block) as view:
+                data = _as_array(view)
+        located = self._manifest.locate(ids)
+        cut = {name: self._cut(name, located, {block: data}) for name in self._fields}
+        for i, sample_id in enumerate(ids.tolist()):
+            height, width = located.sizes[i].tolist()
+            yield Sample(
+                id=sample_id, fields={name: views[i] for name, views in cut.items()}, height=height, width=width
+            )
+
+
+def _as_array(view: BlockView) -> Bytes:
+    return np.frombuffer(view.memory, np.uint8)

@@ -1,0 +1,132 @@
+"""The blocks that a window holds: who uses them, what they cost, and which to let go first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dalipipe.cache.contract import BlockView
+
+# Each mapped view is one entry of the kernel's table, 65,530 by default and shared with everything in the process.
+MAX_VIEWS = 16_384
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    view: BlockView
+    users: int
+    retired: bool
+
+
+class HeldBlocks:
+    """Views by block. A block is in use from the first to the last step of the window that reads it, and stays
+    afterwards while it will be read again and there is room.
+
+    Not thread-safe: the owner's lock guards it.
+
+    Args:
+        block_samples: K; a block in memory is done when so many of its samples were used in the epoch.
+    """
+
+    def __init__(self, block_samples: int) -> None:
+        self._block_samples = block_samples
+        self._held: dict[int, _Held] = {}
+        self._waiting_users: dict[int, int] = {}
+        self._upcoming: dict[int, deque[int]] = {}
+        self._used_samples: dict[int, int] = {}
+        self._retired_unfetched: set[int] = set()
+        self.resident_bytes = 0
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def view(self, block: int) -> BlockView:
+        """The held view of a block."""
+        return self._held[block].view
+
+    def announce(self, number: int, blocks: Iterable[int]) -> None:
+        """Step `number` (counted from the start of the run) will use these blocks."""
+        for block in blocks:
+            self._upcoming.setdefault(block, deque()).append(number)
+
+    def use(self, blocks: dict[int, int]) -> None:
+        """The next announced step enters the window; `blocks` counts its samples by block."""
+        for block, num_samples in blocks.items():
+            upcoming = self._upcoming[block]
+            upcoming.popleft()
+            if not upcoming:
+                del self._upcoming[block]
+            self._used_samples[block] = self._used_samples.get(block, 0) + num_samples
+            held = self._held.get(block)
+            if held is None:
+                self._waiting_users[block] = self._waiting_users.get(block, 0) + 1
+            else:
+                held.users += 1
+                held.retired = False
+
+    def put(self, block: int, view: BlockView) -> None:
+        """A block has come; the steps that wait for it use it from now on."""
+        retired = block in self._retired_unfetched
+        self._retired_unfetched.discard(block)
+        self._held[block] = _Held(view=view, users=self._waiting_users.pop(block, 0), retired=retired)
+        self.resident_bytes += view.held_bytes
+
+    def leave(self, blocks: Iterable[int]) -> None:
+        """A step is done with its blocks; those without a use ahead are let go."""
+        for block in blocks:
+            held = self._held.get(block)
+            if held is None:
+                continue
+            held.users -= 1
+            if held.users == 0 and not self._worth_keeping(block, held):
+                self._drop(block)
+
+    def make_room(self, num_bytes: int, cap_bytes: int) -> bool:
+        """Lets unused blocks in memory go, those needed last first, until `num_bytes` fit under the cap."""
+        excess_bytes = self.resident_bytes + num_bytes - cap_bytes
+        if excess_bytes <= 0:
+            return True
+        idle = [block for block, held in self._held.items() if held.users == 0 and held.view.held_bytes]
+        idle.sort(key=self._next_use, reverse=True)
+        for block in idle:
+            self._drop(block)
+            if self.resident_bytes + num_bytes <= cap_bytes:
+                return True
+        return False
+
+    def end_epoch(self) -> None:
+        """All steps of the epoch are in the window: what was kept for uses that were not planned yet is let go."""
+        self._used_samples.clear()
+        self._retired_unfetched.update(self._waiting_users)
+        for block, held in list(self._held.items()):
+            held.retired = True
+            if held.users == 0 and block not in self._upcoming:
+                self._drop(block)
+
+    def clear(self) -> None:
+        """Lets everything go."""
+        for block in list(self._held):
+            self._drop(block)
+        self._waiting_users.clear()
+        self._upcoming.clear()
+
+    def _worth_keeping(self, block: int, held: _Held) -> bool:
+        if not held.view.held_bytes:
+            return block in self._upcoming and len(self._held) < MAX_VIEWS // 2
+        # To fetch it again would cost the lake a second time, so it also waits for uses that are not planned yet.
+        return block in self._upcoming or (not held.retired and self._used_samples.get(block, 0) < self._block_samples)
+
+    def _next_use(self, block: int) -> float:
+        upcoming = self._upcoming.get(block)
+        return upcoming[0] if upcoming else float("inf")
+
+    def _drop(self, block: int) -> None:
+        view = self._held.pop(block).view
+        self.resident_bytes -= view.held_bytes
+        if block not in self._upcoming and self._used_samples.get(block, 0) >= self._block_samples:
+            self._used_samples.pop(block, None)
+        view.release()
