@@ -1,0 +1,112 @@
+"""Which sample goes into which shard: pure arithmetic, the same for any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dalipipe.errors import ConfigError
+from dalipipe.packing.config import PackConfig
+from dalipipe.shards.tar import RECORD_BYTES
+from dalipipe.units import parse_bytes
+
+MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**32
+MAX_BLOCK_BYTES = 4 * 2**20
+BLOCKS_PER_SHARD = 32
+_CHECKS = ("decode", "header", "none")
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """order: int64 [N], the samples (numbers in the listing) in manifest order. cuts: int64 [shards + 1], shard i
+    holds order[cuts[i]:cuts[i + 1]]. block_samples: K. num_bytes: about what all shards will take."""
+
+    order: Ints
+    cuts: Ints
+    block_samples: int
+    num_bytes: int
+
+    @property
+    def num_shards(self) -> int:
+        """Shards, none of them empty."""
+        return len(self.cuts) - 1
+
+
+def check_config(config: PackConfig) -> None:
+    """Refuses values that can never work.
+
+    Raises:
+        ConfigError: names the key, the value and the valid ones.
+    """
+    if config.kind != "images":
+        raise ConfigError(f"pack.kind={config.kind!r} is not available in this release; use pack=images")
+    if config.check not in _CHECKS:
+        raise ConfigError(f"pack.check={config.check!r} is not one of {', '.join(_CHECKS)}")
+    if config.workers < 0:
+        raise ConfigError(f"pack.workers={config.workers} must be at least 0 (0: one per CPU)")
+    shard_bytes = parse_bytes(config.shard_bytes, "pack.shard_bytes")
+    if not MIN_SHARD_BYTES <= shard_bytes <= MAX_SHARD_BYTES:
+        raise ConfigError(f"pack.shard_bytes={config.shard_bytes!r} must be 1MiB to 4GiB; 512MiB suits most lakes")
+    if config.block_bytes != "auto":
+        block_bytes = parse_bytes(config.block_bytes, "pack.block_bytes")
+        if not 1 <= block_bytes <= shard_bytes:
+            raise ConfigError(
+                f"pack.block_bytes={config.block_bytes!r} must be 'auto', or at least 1 and at most "
+                f"pack.shard_bytes={config.shard_bytes!r}"
+            )
+
+
+def make_plan(paths: Sequence[str], sizes: Ints, *, labelled: bool, config: PackConfig) -> Plan:
+    """Deals samples to shards of about equal bytes, the fewest that hold `pack.shard_bytes` each.
+
+    Args:
+        paths: N >= 1 names, sorted. sizes: int64 [N], bytes of each image.
+        labelled: whether each sample also has a class file.
+    """
+    order = shuffled(paths, config.seed) if config.shuffle else np.arange(len(paths), dtype=np.int64)
+    padded = -(-sizes // RECORD_BYTES) * RECORD_BYTES
+    weights = (padded + RECORD_BYTES + (2 * RECORD_BYTES if labelled else 0))[order]
+    total = int(weights.sum())
+    num_shards = min(len(paths), max(1, -(-total // parse_bytes(config.shard_bytes, "pack.shard_bytes"))))
+    return Plan(
+        order=order,
+        cuts=balanced_cuts(weights, num_shards),
+        block_samples=block_samples(len(paths), num_shards, total, config.block_bytes),
+        num_bytes=total,
+    )
+
+
+def shuffled(paths: Sequence[str], seed: int) -> Ints:
+    """int64 [N]: a permutation that depends on the seed and the names alone (sorted by a keyed hash of each), so it
+    is the same with every numpy, and a file more or less moves no other."""
+    key = seed % 2**64
+    hashes = [xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), key) for path in paths]
+    return np.argsort(np.asarray(hashes, np.uint64), kind="stable").astype(np.int64)
+
+
+def balanced_cuts(weights: Ints, num_parts: int) -> Ints:
+    """int64 [num_parts + 1]: cuts a sequence of N >= num_parts weights into non-empty runs of about equal weight."""
+    totals = np.cumsum(weights)
+    cuts = np.zeros(num_parts + 1, np.int64)
+    targets = [int(totals[-1]) * part // num_parts for part in range(1, num_parts)]
+    cuts[1:-1] = np.searchsorted(totals, targets, side="left") + 1
+    cuts[-1] = len(weights)
+    steps = np.arange(num_parts + 1)
+    grown = np.maximum.accumulate(cuts - steps) + steps  # strictly increasing
+    return np.minimum(grown, len(weights) - steps[::-1])
+
+
+def block_samples(num_samples: int, num_shards: int, num_bytes: int, block_bytes: int | float | str) -> int:
+    """K: samples of a block of `block_bytes`; `auto` is at most 4 MiB, so that one request fetches it, and at most a
+    32nd of a shard's samples, so that a window of few blocks mixes well."""
+    mean_bytes = max(1, num_bytes // num_samples)
+    per_shard = max(1, num_samples // num_shards)
+    if block_bytes == "auto":
+        return max(1, min(MAX_BLOCK_BYTES // mean_bytes, per_shard // BLOCKS_PER_SHARD))
+    return max(1, min(parse_bytes(block_bytes, "pack.block_bytes") // mean_bytes, per_shard))

@@ -1,0 +1,307 @@
+"""Packing: from a lake of images to shards and a manifest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from dalipipe.engines.engine import Engine
+from dalipipe.errors import ConfigError, NoSpaceError, PackError, SourceError
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.discover import Listing, discover
+from dalipipe.packing.done import Quarantined, ShardDone, decode_done, record_name
+from dalipipe.packing.images import RegridTask, ShardTask, regrid, write_shard
+from dalipipe.packing.plan import Plan, check_config, make_plan
+from dalipipe.packing.target import QUARANTINE_NAME, Target
+from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
+from dalipipe.shards.digest import Digest128
+from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
+from dalipipe.shards.index import part_rows
+from dalipipe.storage.open import open_store
+from dalipipe.storage.store import StorageConfig
+from dalipipe.units import format_bytes, parse_bytes
+
+Progress = Callable[[int, int], None]
+"""(samples done, samples in all)."""
+
+_PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackReport:
+    """What was packed. `bytes` of all shards; `skipped` files that are no images, by kind in `skipped_kinds`;
+    `already_packed`: the target held this very data set, and nothing was done."""
+
+    samples: int
+    shards: int
+    bytes: int
+    seconds: float
+    quarantined: int
+    skipped: int
+    skipped_kinds: dict[str, int]
+    identity: str
+    already_packed: bool = False
+
+
+def pack(
+    source: str,
+    target: str,
+    config: PackConfig,
+    storage: StorageConfig,
+    *,
+    engine: Engine | None = None,
+    progress: Progress = lambda _done, _total: None,
+) -> PackReport:
+    """Packs the images under the URL `source` into shards and a manifest under the URL `target`.
+
+    The output is the same, byte for byte, for any number of workers. The manifest is written last, so a pack that was
+    killed leaves no data set; the same call again continues with the shards that are finished.
+
+    Raises:
+        ConfigError: a value of `config` can never work, or source and target are the same.
+        SourceError: the source is missing, empty, mixed, or changes meanwhile.
+        CorruptSampleError: an image is corrupt and `pack.drop_corrupt` is off.
+        TargetExistsError: the target holds another data set and `pack.overwrite` is off.
+        NoSpaceError: the target is full; what is finished is kept for the next try.
+        PackError: an image changed while it was packed, or a worker died.
+    """
+    begin_s = time.monotonic()
+    check_config(config)
+    source_store, target_store = open_store(source, storage), open_store(target, storage)
+    try:
+        if source_store.url == target_store.url:
+            raise ConfigError(f"source and target are both {source_store.url}; pack into another folder")
+        listing = discover(source_store)
+        place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
+        before = place.packed_before(overwrite=config.overwrite)
+        if before is not None:
+            manifest = before.manifest
+            place.finish({manifest.shard(i).name for i in range(manifest.num_shards)})
+            counts = (manifest.num_samples, manifest.num_shards, manifest.num_bytes, before.num_quarantined)
+            return _report(listing, counts, manifest.identity, begin_s, already_packed=True)
+        packing = _Packing(
+            source=source,
+            target=target,
+            listing=listing,
+            place=place,
+            config=config,
+            storage=storage,
+            progress=progress,
+        )
+        with _running(engine, config) as runner:
+            packing.write_shards(runner)
+            files, names, quarantined = packing.assemble(runner)
+        packing.publish(files, quarantined)
+        place.finish(set(names))
+        counts = (files.num_samples, len(names), files.num_bytes, len(quarantined))
+        return _report(listing, counts, files.identity, begin_s)
+    finally:
+        source_store.close()
+        target_store.close()
+
+
+def plan_hash(listing: Listing, config: PackConfig) -> str:
+    """32 hexadecimal digits over all that decides the output: the source listing and the configuration.
+
+    `drop_corrupt` is not among it: as long as nothing is corrupt it changes nothing, so a pack that stopped at a
+    corrupt image continues with `drop_corrupt=true` where it stopped.
+    """
+    block_bytes = config.block_bytes
+    said = {
+        "version": _PLAN_VERSION,
+        "kind": config.kind,
+        "shard_bytes": parse_bytes(config.shard_bytes, "pack.shard_bytes"),
+        "block_bytes": block_bytes if block_bytes == "auto" else parse_bytes(block_bytes, "pack.block_bytes"),
+        "check": config.check,
+        "shuffle": config.shuffle,
+        "seed": config.seed,
+        "source": listing.digest,
+    }
+    digest = Digest128()
+    digest.update(json.dumps(said, sort_keys=True).encode())
+    return digest.hex
+
+
+class _Packing:
+    """One pack in progress."""
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        target: str,
+        listing: Listing,
+        place: Target,
+        config: PackConfig,
+        storage: StorageConfig,
+        progress: Progress,
+    ) -> None:
+        sizes = np.asarray([image.num_bytes for image in listing.images], np.int64)
+        paths = [image.path for image in listing.images]
+        self._plan = make_plan(paths, sizes, labelled=bool(listing.classes), config=config)
+        self._plan_hash = plan_hash(listing, config)
+        self._source, self._target = source, target
+        self._listing = listing
+        self._place = place
+        self._config = config
+        self._storage = storage
+        self._progress = progress
+        self._num_samples: dict[str, int] = {}
+
+    def write_shards(self, engine: Engine) -> None:
+        """Writes every shard that is not finished yet."""
+        self._place.begin()
+        plan = self._plan
+        names = shard_names(plan)
+        finished = {name: done.rows.num_samples for name in names if (done := self._place.done(name)) is not None}
+        self._num_samples = finished
+        todo = [i for i, name in enumerate(names) if name not in finished]
+        num_done = len(plan.order) - sum(int(plan.cuts[i + 1] - plan.cuts[i]) for i in todo)
+        self._progress(num_done, len(plan.order))
+        tasks = [self._task(i, names[i]) for i in todo]
+        try:
+            for written in engine.run(write_shard, tasks, names=[task.name for task in tasks]):
+                assert isinstance(written.result, int)
+                finished[tasks[written.index].name] = written.result
+                num_done += len(tasks[written.index].images)
+                self._progress(num_done, len(plan.order))
+        except NoSpaceError as error:
+            raise self._no_space(error) from error
+
+    def assemble(self, engine: Engine) -> tuple[ManifestFiles, list[str], list[Quarantined]]:
+        """Writes all indices; returns the manifest's files, the shards in it and the images left out."""
+        block_samples = self._plan.block_samples
+        builder = ManifestBuilder(kind="images", classes=self._listing.classes, block_samples=block_samples)
+        moved = self._moved_digests(engine)
+        names: list[str] = []
+        quarantined: list[Quarantined] = []
+        for name in shard_names(self._plan):
+            done = self._read_done(name)
+            quarantined.extend(done.quarantined)
+            if not done.rows.num_samples:
+                continue
+            encoded = builder.add(
+                name=name,
+                num_bytes=done.num_bytes,
+                digest=done.digest,
+                rows=done.rows,
+                part_digests=moved.get(name, done.part_digests),
+                extensions=done.extensions,
+            )
+            self._put(f"{name}.idx", encoded)
+            names.append(name)
+        if not names:
+            raise SourceError(
+                f"every one of the {len(quarantined)} images of {self._source} is corrupt (the first, "
+                f"{quarantined[0].path}: {quarantined[0].reason}); look at the source, there is nothing to pack"
+            )
+        made_by = {"plan": self._plan_hash, "quarantined": str(len(quarantined))}
+        return builder.finish(made_by), names, quarantined
+
+    def publish(self, files: ManifestFiles, quarantined: Sequence[Quarantined]) -> None:
+        """Writes the manifest, its header last: only then there is a data set."""
+        if quarantined:
+            ordered = sorted(quarantined, key=lambda entry: entry.path)
+            lines = [json.dumps(asdict(entry), ensure_ascii=False) for entry in ordered]
+            self._put(QUARANTINE_NAME, "".join(f"{line}\n" for line in lines).encode())
+        else:
+            self._place.store.delete(QUARANTINE_NAME)
+        self._put(SHARDS_NAME, files.shards)
+        self._put(HEADER_NAME, files.header)
+
+    def _moved_digests(self, engine: Engine) -> dict[str, list[int]]:
+        """The part digests of the shards whose block grid moved, because samples before them were dropped."""
+        block_samples, first = self._plan.block_samples, 0
+        tasks = []
+        for name, planned in zip(shard_names(self._plan), self._plan.cuts.tolist(), strict=False):
+            num_samples = self._num_samples[name]
+            if num_samples and (first - planned) % block_samples:
+                rows = self._read_done(name).rows
+                ranges = part_rows(first, num_samples, block_samples)
+                extents = tuple((int(rows.starts[a]), int(rows.stops[b - 1])) for a, b in ranges)
+                tasks.append(RegridTask(target=self._target, storage=self._storage, name=name, extents=extents))
+            first += num_samples
+        moved: dict[str, list[int]] = {}
+        for finished in engine.run(regrid, tasks, names=[task.name for task in tasks]) if tasks else ():
+            digests = finished.result
+            assert isinstance(digests, list)
+            moved[tasks[finished.index].name] = digests
+        return moved
+
+    def _task(self, number: int, name: str) -> ShardTask:
+        start, stop = int(self._plan.cuts[number]), int(self._plan.cuts[number + 1])
+        return ShardTask(
+            source=self._source,
+            target=self._target,
+            storage=self._storage,
+            plan=self._plan_hash,
+            name=name,
+            images=tuple(self._listing.images[i] for i in self._plan.order[start:stop].tolist()),
+            first_sample=start,
+            block_samples=self._plan.block_samples,
+            check=self._config.check,
+            drop_corrupt=self._config.drop_corrupt,
+        )
+
+    def _read_done(self, name: str) -> ShardDone:
+        done = decode_done(self._place.store.read(record_name(name)))
+        if done is None or done.plan != self._plan_hash:
+            raise PackError(
+                f"the record of {name} in {self._target} was replaced while packing; does another pack write there?"
+            )
+        return done
+
+    def _put(self, key: str, data: bytes) -> None:
+        try:
+            self._place.store.put(key, data)
+        except NoSpaceError as error:
+            raise self._no_space(error) from error
+
+    def _no_space(self, error: NoSpaceError) -> NoSpaceError:
+        return NoSpaceError(
+            f"{error}. The whole pack needs about {format_bytes(self._plan.num_bytes)} "
+            f"({self._plan.num_bytes} bytes) at {self._target}; free space there or choose another target, then run "
+            "the same command again: finished shards are kept"
+        )
+
+
+def shard_names(plan: Plan) -> list[str]:
+    """`shard-000000.tar`, …: the shards of a plan in order."""
+    return [f"shard-{i:06d}.tar" for i in range(plan.num_shards)]
+
+
+@contextmanager
+def _running(given: Engine | None, config: PackConfig) -> Iterator[Engine]:
+    """The engine that was given, or one of our own that ends with the block."""
+    if given is not None:
+        yield given
+        return
+    from dalipipe.engines import LocalEngine, default_workers
+
+    own = LocalEngine(config.workers or default_workers())
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+def _report(
+    listing: Listing, counts: tuple[int, int, int, int], identity: str, begin_s: float, *, already_packed: bool = False
+) -> PackReport:
+    samples, shards, num_bytes, quarantined = counts
+    return PackReport(
+        samples=samples,
+        shards=shards,
+        bytes=num_bytes,
+        seconds=time.monotonic() - begin_s,
+        quarantined=quarantined,
+        skipped=sum(listing.skipped.values()),
+        skipped_kinds=listing.skipped,
+        identity=identity,
+        already_packed=already_packed,
+    )

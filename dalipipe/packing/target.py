@@ -1,0 +1,116 @@
+"""What a target holds before, while and after it is packed into."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from dalipipe.errors import ManifestError, TargetExistsError
+from dalipipe.packing.done import FOLDER, ShardDone, decode_done, record_name
+from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
+from dalipipe.shards.manifest import Manifest
+from dalipipe.storage.store import Store
+
+PLAN_NAME = f"{FOLDER}/plan.json"
+QUARANTINE_NAME = "quarantine.jsonl"
+
+_OURS = re.compile(
+    rf"shard-\d{{6,}}\.tar(\.idx)?|{re.escape(SHARDS_NAME)}|{re.escape(QUARANTINE_NAME)}|{re.escape(FOLDER)}/.+"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedBefore:
+    """A whole data set that the same plan made earlier."""
+
+    manifest: Manifest
+    num_quarantined: int
+
+
+class Target:
+    """The place that is packed into. Touches only names that packing writes itself, never other files."""
+
+    def __init__(self, store: Store, plan: str, *, drop_corrupt: bool) -> None:
+        self.store = store
+        self._plan = plan
+        self._drop_corrupt = drop_corrupt
+        self._found = {info.key: info.num_bytes for info in store.list()}
+
+    def packed_before(self, *, overwrite: bool) -> PackedBefore | None:
+        """The data set that lies there, if this plan made it and all its files have their sizes.
+
+        Raises:
+            TargetExistsError: another data set, or tars that dalipipe did not write, lie there (unless `overwrite`).
+        """
+        if HEADER_NAME not in self._found:
+            foreign = (
+                [] if PLAN_NAME in self._found else [key for key in self._found if re.match(r"shard-\d+\.tar$", key)]
+            )
+            if foreign and not overwrite:
+                raise TargetExistsError(
+                    f"the target {self.store.url} holds {len(foreign)} tars without a manifest (such as {foreign[0]}) "
+                    "that packing would replace; choose another target, or set pack.overwrite=true"
+                )
+            return None
+        try:
+            manifest = Manifest.open(self.store.read)
+        except ManifestError as error:
+            if overwrite:
+                return None
+            raise TargetExistsError(
+                f"the target {self.store.url} holds a damaged data set ({error}); choose another target, "
+                "or set pack.overwrite=true to replace it"
+            ) from error
+        num_quarantined = int(manifest.made_by.get("quarantined", "0"))
+        same = manifest.made_by.get("plan") == self._plan and (self._drop_corrupt or not num_quarantined)
+        if same:
+            return PackedBefore(manifest=manifest, num_quarantined=num_quarantined) if self._whole(manifest) else None
+        if not overwrite:
+            raise TargetExistsError(
+                f"the target {self.store.url} already holds a data set ({manifest.num_samples} samples, identity "
+                f"{manifest.identity}) of another source or configuration; choose another target, or set "
+                "pack.overwrite=true to replace it"
+            )
+        return None
+
+    def begin(self) -> None:
+        """Makes the target ready: no manifest, and nothing of another plan."""
+        self.store.delete(HEADER_NAME)
+        if self._noted_plan() != self._plan:
+            for key in self._found:
+                if _OURS.fullmatch(key):
+                    self.store.delete(key)
+            self._found = {}
+            self.store.put(PLAN_NAME, json.dumps({"plan": self._plan}).encode())
+
+    def done(self, shard: str) -> ShardDone | None:
+        """The record of a shard that is written already and belongs to this plan."""
+        if record_name(shard) not in self._found:
+            return None
+        done = decode_done(self.store.read(record_name(shard)))
+        if done is None or done.plan != self._plan or (done.quarantined and not self._drop_corrupt):
+            return None
+        whole = not done.rows.num_samples or self._found.get(shard) == done.num_bytes
+        return done if whole else None
+
+    def finish(self, shards: set[str]) -> None:
+        """Removes what is of no more use once the manifest of `shards` is written; also after a kill just then."""
+        keep = {HEADER_NAME, SHARDS_NAME, QUARANTINE_NAME, *shards, *(f"{name}.idx" for name in shards)}
+        found = [info.key for info in self.store.list()]
+        for key in sorted(found, key=lambda name: name == PLAN_NAME):
+            if key not in keep and _OURS.fullmatch(key):
+                self.store.delete(key)
+
+    def _noted_plan(self) -> str | None:
+        if PLAN_NAME not in self._found:
+            return None
+        try:
+            noted = json.loads(bytes(self.store.read(PLAN_NAME)))
+        except ValueError:
+            return None
+        return str(noted.get("plan")) if isinstance(noted, dict) else None
+
+    def _whole(self, manifest: Manifest) -> bool:
+        shards = map(manifest.shard, range(manifest.num_shards))
+        return all(self._found.get(s.name) == s.num_bytes and s.index_name in self._found for s in shards)
