@@ -6,51 +6,34 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.contract import BlockView, Cache
+from dalipipe.cache.contract import Cache
 from dalipipe.errors import ClosedError, ConfigError, PipelineError, PipelineTimeoutError
 from dalipipe.order.contract import Order
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.contract import Step
-from dalipipe.prefetch.depth import MIN_DEPTH, DepthController
-from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
-from dalipipe.prefetch.plan import StepPlan, StepPlanner
+from dalipipe.prefetch.depth import DepthController
+from dalipipe.prefetch.plan import StepPlanner
+from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task
 from dalipipe.shards.manifest import Manifest
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
-# Steps planned beyond the window, so that a block's next use is known when its step leaves.
-_LOOKAHEAD_STEPS = 32
 _JOIN_S = 1.5
 
 _log = logging.getLogger(__name__)
-
-_Task = Callable[[], None]
-
-
-class _Pending:
-    """A step in the window, from its entry until it is handed out."""
-
-    __slots__ = ("lacks", "plan", "ready")
-
-    def __init__(self, plan: StepPlan, lacks: set[int]) -> None:
-        self.plan = plan
-        self.lacks = lacks
-        self.ready: Step | None = None
 
 
 class WindowPrefetcher:
     """Prepares the steps of one rank ahead of the trainer; see `Prefetcher`.
 
-    One lock guards the window. Threads take, in this order: a step whose blocks are all near, to be cut into samples;
-    the next block in order of need, if memory allows; the planning of steps further ahead. All waiting is on
-    conditions of that lock, so that closing wakes everybody at once.
+    One lock guards the schedule, and all waiting is on conditions of that lock, so that closing wakes everybody at
+    once. Nothing that may block (order, store, disk) is called while it is held.
     """
 
     def __init__(
@@ -58,42 +41,29 @@ class WindowPrefetcher:
         planner: StepPlanner,
         assembler: Assembler,
         cache: Cache,
+        schedule: Schedule,
         *,
         config: PrefetchConfig,
-        cap_bytes: int,
         block_bytes: Callable[[int], int],
-        block_samples: int,
         recorder: Recorder,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._planner = planner
         self._assembler = assembler
         self._cache = cache
+        self._schedule = schedule
+        self._controller = DepthController(config.depth)
         self._timeout_s = config.timeout_s
-        self._cap_bytes = cap_bytes
         self._block_bytes = block_bytes
         self._recorder = recorder
         self._clock = clock
-        self._controller = DepthController(config.depth)
-        lock = threading.Lock()
-        self._lock = lock
-        self._work = threading.Condition(lock)
-        self._ready = threading.Condition(lock)
-        self._held = HeldBlocks(block_samples)
-        self._plans: deque[StepPlan] = deque()
-        self._num_announced = 0
-        self._planning = False
-        self._window: deque[_Pending] = deque()
-        self._buildable: deque[_Pending] = deque()
-        self._wanted: deque[int] = deque()
-        self._fetching: dict[int, str] = {}
-        self._reserved_bytes = 0
-        self._epoch = -1
-        self._failed_blocks: dict[int, Exception] = {}
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._ready = threading.Condition(self._lock)
         self._failure: Exception | None = None
         self._closed = False
-        self._full_since: float | None = None
-        self._asked_at = clock()
+        self._full_since_s: float | None = None
+        self._asked_s = clock()
         self._threads = [
             threading.Thread(target=self._run, name=f"dalipipe-fetch-{i}", daemon=True) for i in range(config.threads)
         ]
@@ -102,7 +72,7 @@ class WindowPrefetcher:
 
     @property
     def depth(self) -> int:
-        """Steps that are prepared or under way just now."""
+        """Steps that are kept ready or under way just now."""
         return self._controller.depth
 
     def next(self) -> Step:
@@ -113,26 +83,26 @@ class WindowPrefetcher:
             PipelineTimeoutError: the step did not arrive within `prefetch.timeout_s`; names what is missing.
             ClosedError: `close` was called, also while waiting.
         """
-        asked_at = self._clock()
+        asked_s = self._clock()
         with self._lock:
             while True:
-                step = self._take()
+                self._raise_failures()
+                step = self._schedule.take()
+                now_s = self._clock()
                 if step is not None:
                     break
-                now = self._clock()
-                left_s = self._timeout_s - (now - asked_at)
+                left_s = asked_s + self._timeout_s - now_s
                 if left_s <= 0:
                     raise PipelineTimeoutError(self._describe_lack())
-                lacks = self._lacks()
+                lack = self._lack()
                 self._ready.wait(left_s)
-                self._recorder.add(f"wait_s.{lacks}", self._clock() - now)
-            now = self._clock()
-            self._controller.delivered(now - asked_at, now - self._asked_at)
-            self._asked_at = now
-            if self._full_since is not None:
-                # The window was full of ready steps: the downstream side is the slow one.
-                self._recorder.add("wait_s.consumer", now - self._full_since)
-                self._full_since = None
+                self._recorder.add(f"wait_s.{lack}", self._clock() - now_s)
+            self._controller.delivered(now_s - asked_s, now_s - self._asked_s)
+            self._asked_s = now_s
+            if self._full_since_s is not None:
+                # All steps lay ready: the downstream side is the slow one.
+                self._recorder.add("wait_s.consumer", now_s - self._full_since_s)
+                self._full_since_s = None
             self._work.notify_all()
             return step
 
@@ -143,206 +113,135 @@ class WindowPrefetcher:
         """
         with self._lock:
             self._closed = True
-            self._held.clear()
-            self._window.clear()
-            self._plans.clear()
-            self._wanted.clear()
-            self._buildable.clear()
+            self._schedule.clear()
             self._work.notify_all()
             self._ready.notify_all()
-        deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        hung = [thread.name for thread in self._threads if thread.is_alive()]
-        self._threads = []
+            threads, self._threads = self._threads, []
+        deadline_s = time.monotonic() + _JOIN_S
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        hung = [thread.name for thread in threads if thread.is_alive()]
         if hung:
             _log.warning(
-                "%s still wait for blocks %s from the store and were left behind; lower storage.request_timeout_s",
+                "%s did not come back from the store (blocks %s) and were left behind; lower storage.request_timeout_s",
                 ", ".join(hung),
-                sorted(self._fetching)[:8],
+                sorted(self._schedule.under_way)[:8],
             )
 
-    def _take(self) -> Step | None:
+    def _raise_failures(self) -> None:
         if self._closed:
             raise ClosedError("the next step was asked of a closed prefetcher")
         if self._failure is not None:
-            raise PipelineError(f"a prefetch thread died: {self._failure}") from self._failure
-        if not self._window:
-            return None
-        head = self._window[0]
-        if head.ready is not None:
-            self._window.popleft()
-            return head.ready
-        for block in head.lacks:
-            error = self._failed_blocks.get(block)
-            if error is not None:
-                raise PipelineError(
-                    f"epoch {head.plan.order.epoch} step {head.plan.step} needs block {block}, which could not be "
-                    f"had: {error}"
-                ) from error
-        return None
+            raise PipelineError(f"a prefetch thread died: {self._failure!r}") from self._failure
+        head = self._schedule.head
+        failure = self._schedule.failure_of(head) if head is not None else None
+        if head is not None and failure is not None:
+            block, error = failure
+            raise PipelineError(f"{head.name} needs block {block}, which could not be had: {error}") from error
 
-    def _lacks(self) -> str:
-        """What the head of the window lacks just now: where the wait that begins is charged to."""
-        if not self._window:
+    def _lack(self) -> str:
+        """What the next step lacks just now: where the wait that begins is charged to."""
+        head = self._schedule.head
+        if head is None:
             return "plan"
-        lacks = self._window[0].lacks
-        if not lacks:
+        if not head.lacks:
             return "index"
-        under_way = {self._fetching[block] for block in lacks if block in self._fetching}
-        return "node" if under_way == {"node"} else "lake"
+        tiers = {tier for block, tier in self._schedule.under_way.items() if block in head.lacks}
+        return "node" if tiers == {"node"} else "lake"
 
     def _describe_lack(self) -> str:
         begun = f"waited {self._timeout_s:g} s (prefetch.timeout_s) for the next step"
-        if not self._window:
+        head = self._schedule.head
+        if head is None:
             return f"{begun}: no step is planned yet"
-        head = self._window[0]
-        where = f"epoch {head.plan.order.epoch} step {head.plan.step}"
         if not head.lacks:
-            return f"{begun}: {where} has all its blocks and waits for their indices"
-        missing = sorted(head.lacks)
-        under_way = sorted(head.lacks & self._fetching.keys())
+            return f"{begun}: {head.name} has all its blocks and waits to be cut into samples"
         return (
-            f"{begun}: {where} lacks {len(missing)} blocks {missing[:8]}, of which {under_way[:8]} are under way; "
-            "check the store, or raise prefetch.timeout_s"
+            f"{begun}: {head.name} lacks {len(head.lacks)} blocks {sorted(head.lacks)[:8]}, of which "
+            f"{sorted(head.lacks & self._schedule.under_way.keys())[:8]} are under way; check the store, or raise "
+            "prefetch.timeout_s"
         )
 
     def _run(self) -> None:
         try:
-            while True:
-                with self._lock:
-                    task = self._pick()
-                    while task is None and not self._closed:
-                        self._work.wait()
-                        task = self._pick()
-                    if self._closed or task is None:
-                        return
-                task()
+            while (task := self._wait_for_task()) is not None:
+                if isinstance(task, BuildTask):
+                    self._build(task)
+                elif isinstance(task, FetchTask):
+                    self._fetch(task.block)
+                else:
+                    self._plan()
         except Exception as error:  # noqa: BLE001 - whatever ended the thread is raised by `next`
             with self._lock:
                 self._failure = error
                 self._ready.notify_all()
 
-    def _pick(self) -> _Task | None:
-        if self._closed:
-            return None
-        self._admit()
-        if self._buildable:
-            pending = self._buildable.popleft()
-            views = {block: self._held.view(block) for block in pending.plan.blocks}
-            return lambda: self._build(pending, views)
-        short = len(self._window) < self._controller.depth
-        if not self._planning and short and not self._plans:
-            self._planning = True
-            return self._plan
-        if self._wanted:
-            # A block of the head is fetched whatever the cap says: one step always fits.
-            block = self._wanted[0]
-            if block in self._window[0].lacks or self._fits(0):
-                self._wanted.popleft()
-                self._fetching[block] = "lake"
-                return lambda: self._fetch(block)
-        if not self._planning and len(self._plans) < _LOOKAHEAD_STEPS:
-            self._planning = True
-            return self._plan
+    def _wait_for_task(self) -> Task | None:
+        with self._lock:
+            while not self._closed:
+                task = self._schedule.next_task(self._controller.depth)
+                if task is not None:
+                    # One more thread may find something to do, and it in turn wakes the next.
+                    self._work.notify()
+                    return task
+                self._work.wait()
         return None
-
-    def _admit(self) -> None:
-        while len(self._window) < self._controller.depth and self._plans and self._has_views():
-            plan = self._plans.popleft()
-            if plan.order.epoch != self._epoch:
-                self._held.end_epoch()
-                self._epoch = plan.order.epoch
-            self._held.use(plan.blocks)
-            lacks = {block for block in plan.blocks if block not in self._held}
-            known = self._fetching.keys() | set(self._wanted)
-            self._wanted.extend(block for block in plan.blocks if block in lacks and block not in known)
-            pending = _Pending(plan, lacks)
-            self._window.append(pending)
-            if not lacks:
-                self._buildable.append(pending)
-            self._work.notify()
-
-    def _has_views(self) -> bool:
-        num_views = len(self._held) + len(self._wanted) + len(self._fetching)
-        return num_views < MAX_VIEWS or len(self._window) < MIN_DEPTH
 
     def _plan(self) -> None:
         plans = self._planner.next_window()
         with self._lock:
-            self._planning = False
-            if self._closed:
-                return
-            for plan in plans:
-                self._held.announce(self._num_announced, plan.blocks)
-                self._num_announced += 1
-            self._plans.extend(plans)
-            self._work.notify_all()
+            if not self._closed:
+                self._schedule.planned(plans)
+                self._work.notify_all()
 
     def _fetch(self, block: int) -> None:
-        reserved_bytes = 0
-        view: BlockView | None = None
-        error: Exception | None = None
         try:
-            if self._cache.contains(block):
-                self._fetching[block] = "node"
-            reserved_bytes = self._reserve(block)
+            num_bytes = self._block_bytes(block)
+            tier = "node" if self._cache.contains(block) else "lake"
+            if not self._reserve(block, num_bytes, tier):
+                return
             view = self._cache.get(block)
-        except Exception as caught:  # noqa: BLE001 - raised by `next` for the step that needs the block
-            error = caught
-        with self._lock:
-            self._reserved_bytes -= reserved_bytes
-            self._fetching.pop(block, None)
-            if error is not None:
-                self._failed_blocks[block] = error
+        except Exception as error:  # noqa: BLE001 - raised by `next` for the step that needs the block
+            with self._lock:
+                self._schedule.failed(block, error)
                 self._ready.notify_all()
-            elif view is not None:
-                self._arrived(block, view)
-
-    def _reserve(self, block: int) -> int:
-        num_bytes = self._block_bytes(block)
+            return
         with self._lock:
-            while not self._closed and not self._fits(num_bytes) and not self._is_urgent(block):
+            if self._closed:
+                view.release()
+                return
+            self._schedule.arrived(block, view)
+            self._work.notify_all()
+
+    def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
+        """Waits for room; False when the prefetcher was closed meanwhile."""
+        with self._lock:
+            self._schedule.under_way[block] = tier
+            while not self._closed:
+                if self._schedule.reserve(block, num_bytes):
+                    return True
                 self._work.wait()
-            self._reserved_bytes += num_bytes
-        return num_bytes
+        return False
 
-    def _fits(self, num_bytes: int) -> bool:
-        return self._held.make_room(num_bytes + self._reserved_bytes, self._cap_bytes)
-
-    def _is_urgent(self, block: int) -> bool:
-        return bool(self._window) and block in self._window[0].lacks
-
-    def _arrived(self, block: int, view: BlockView) -> None:
-        if self._closed:
-            view.release()
-            return
-        self._held.put(block, view)
-        for pending in self._window:
-            if block in pending.lacks:
-                pending.lacks.discard(block)
-                if not pending.lacks:
-                    self._buildable.append(pending)
-        self._work.notify_all()
-
-    def _build(self, pending: _Pending, views: dict[int, BlockView]) -> None:
+    def _build(self, task: BuildTask) -> None:
         try:
-            step = self._assembler.build(pending.plan, views, self._release_once(list(pending.plan.blocks)))
+            step = self._assembler.build(task.pending.plan, task.views, self._release_once(task.pending))
         except ClosedError:
-            # `close` let the views go while they were cut.
+            # `close` let the views go while they were cut; `next` says so.
             return
         with self._lock:
-            pending.ready = step
+            task.pending.ready = step
             self._ready.notify_all()
-            if len(self._window) >= self._controller.depth and all(entry.ready for entry in self._window):
-                self._full_since = self._clock()
+            if self._schedule.is_full(self._controller.depth):
+                self._full_since_s = self._clock()
 
-    def _release_once(self, blocks: list[int]) -> Callable[[], None]:
+    def _release_once(self, pending: PendingStep) -> Callable[[], None]:
+        blocks = list(pending.plan.blocks)
+
         def release() -> None:
             with self._lock:
                 if blocks and not self._closed:
-                    self._held.leave(blocks)
+                    self._schedule.leave(blocks)
                     self._work.notify_all()
                 blocks.clear()
 
@@ -382,10 +281,9 @@ def open_prefetcher(
         StepPlanner(orders, start, slots, manifest.block_samples),
         Assembler(manifest, cache, fields, recorder),
         cache,
+        Schedule(cap_bytes=_cap_bytes(config, manifest), block_samples=manifest.block_samples),
         config=config,
-        cap_bytes=_cap_bytes(config, manifest),
         block_bytes=manifest.block_bytes,
-        block_samples=manifest.block_samples,
         recorder=recorder,
     )
 

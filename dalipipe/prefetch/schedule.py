@@ -1,0 +1,197 @@
+"""What to do next to keep a window of steps ready: the window's state, without threads or time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dalipipe.cache.contract import BlockView
+from dalipipe.prefetch.contract import Step
+from dalipipe.prefetch.depth import MIN_DEPTH
+from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
+from dalipipe.prefetch.plan import StepPlan
+
+# Steps planned beyond the window, so that a block's next use is known when its step leaves.
+_LOOKAHEAD_STEPS = 32
+
+
+class PendingStep:
+    """A step in the window. `lacks`: its blocks that are not near yet; `ready`: the step once it is assembled."""
+
+    __slots__ = ("lacks", "plan", "ready")
+
+    def __init__(self, plan: StepPlan, lacks: set[int]) -> None:
+        self.plan = plan
+        self.lacks = lacks
+        self.ready: Step | None = None
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"epoch {self.plan.order.epoch} step {self.plan.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTask:
+    """Cut the samples of a step out of its blocks, which are all near."""
+
+    pending: PendingStep
+    views: dict[int, BlockView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchTask:
+    """Bring a block near."""
+
+    block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTask:
+    """Plan further steps."""
+
+
+Task = BuildTask | FetchTask | PlanTask
+
+
+class Schedule:
+    """The steps of the window, the blocks that they lack, and the memory that blocks take.
+
+    Not thread-safe: the owner's lock guards it.
+
+    Args:
+        cap_bytes: cap on blocks in memory, those under way included. A block that the first step of the window lacks
+            is fetched whatever the cap says: one step always fits.
+        block_samples: K, samples of a block.
+    """
+
+    def __init__(self, *, cap_bytes: int, block_samples: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._held = HeldBlocks(block_samples)
+        self._plans: deque[StepPlan] = deque()
+        self._num_announced = 0
+        self._planning = False
+        self._window: deque[PendingStep] = deque()
+        self._buildable: deque[PendingStep] = deque()
+        self._wanted: deque[int] = deque()
+        self._under_way: dict[int, str] = {}
+        self._reserved: dict[int, int] = {}
+        self._failed: dict[int, Exception] = {}
+        self._epoch = -1
+
+    @property
+    def head(self) -> PendingStep | None:
+        """The step that is handed out next; None before the first plan."""
+        return self._window[0] if self._window else None
+
+    @property
+    def under_way(self) -> dict[int, str]:
+        """The blocks that are being fetched and the tier that each is expected from: lake or node."""
+        return self._under_way
+
+    def next_task(self, depth: int) -> Task | None:
+        """What a free thread does now: ready steps first, then blocks in order of need, then plans."""
+        self._admit(depth)
+        if self._buildable:
+            pending = self._buildable.popleft()
+            return BuildTask(pending=pending, views={block: self._held.view(block) for block in pending.plan.blocks})
+        if not self._plans and len(self._window) < depth and self._may_plan():
+            return PlanTask()
+        if self._wanted and (self._is_urgent(self._wanted[0]) or self._fits(0)):
+            block = self._wanted.popleft()
+            self._under_way[block] = "lake"
+            return FetchTask(block=block)
+        if len(self._plans) < _LOOKAHEAD_STEPS and self._may_plan():
+            return PlanTask()
+        return None
+
+    def planned(self, plans: Iterable[StepPlan]) -> None:
+        """The answer to a PlanTask."""
+        self._planning = False
+        for plan in plans:
+            self._held.announce(self._num_announced, plan.blocks)
+            self._num_announced += 1
+            self._plans.append(plan)
+
+    def reserve(self, block: int, num_bytes: int) -> bool:
+        """Takes room for a block under way until it has come or failed, if there is some or it must be."""
+        if not self._is_urgent(block) and not self._fits(num_bytes):
+            return False
+        self._reserved[block] = num_bytes
+        return True
+
+    def arrived(self, block: int, view: BlockView) -> None:
+        """The answer to a FetchTask; the schedule owns the view from here on."""
+        self._end_fetch(block)
+        self._held.put(block, view)
+        for pending in self._window:
+            if block in pending.lacks:
+                pending.lacks.discard(block)
+                if not pending.lacks:
+                    self._buildable.append(pending)
+
+    def failed(self, block: int, error: Exception) -> None:
+        """The other answer to a FetchTask: `failure_of` tells it to the steps that lack the block."""
+        self._end_fetch(block)
+        self._failed[block] = error
+
+    def failure_of(self, pending: PendingStep) -> tuple[int, Exception] | None:
+        """The first block that this step lacks and cannot have, and why."""
+        for block in pending.lacks & self._failed.keys():
+            return block, self._failed[block]
+        return None
+
+    def take(self) -> Step | None:
+        """Removes the head and returns its step, if it is ready. Its blocks stay in use until `leave`."""
+        head = self.head
+        if head is None or head.ready is None:
+            return None
+        self._window.popleft()
+        return head.ready
+
+    def leave(self, blocks: Iterable[int]) -> None:
+        """A step that was handed out is done with its blocks."""
+        self._held.leave(blocks)
+
+    def is_full(self, depth: int) -> bool:
+        """Whether `depth` steps lie ready, so that there is nothing to do but to wait for the consumer."""
+        return len(self._window) >= depth and all(pending.ready is not None for pending in self._window)
+
+    def clear(self) -> None:
+        """Lets all blocks go and forgets all steps."""
+        self._held.clear()
+        for steps in (self._plans, self._window, self._buildable, self._wanted):
+            steps.clear()
+
+    def _admit(self, depth: int) -> None:
+        while len(self._window) < depth and self._plans and self._has_views():
+            plan = self._plans.popleft()
+            if plan.order.epoch != self._epoch:
+                self._held.end_epoch()
+                self._epoch = plan.order.epoch
+            self._held.use(plan.blocks)
+            pending = PendingStep(plan, {block for block in plan.blocks if block not in self._held})
+            known = self._under_way.keys() | set(self._wanted)
+            self._wanted.extend(block for block in plan.blocks if block in pending.lacks and block not in known)
+            self._window.append(pending)
+            if not pending.lacks:
+                self._buildable.append(pending)
+
+    def _end_fetch(self, block: int) -> None:
+        self._under_way.pop(block, None)
+        self._reserved.pop(block, None)
+
+    def _has_views(self) -> bool:
+        num_views = len(self._held) + len(self._wanted) + len(self._under_way)
+        return num_views < MAX_VIEWS or len(self._window) < MIN_DEPTH
+
+    def _may_plan(self) -> bool:
+        may, self._planning = not self._planning, True
+        return may
+
+    def _is_urgent(self, block: int) -> bool:
+        return bool(self._window) and block in self._window[0].lacks
+
+    def _fits(self, num_bytes: int) -> bool:
+        return self._held.make_room(num_bytes + sum(self._reserved.values()), self._cap_bytes)
