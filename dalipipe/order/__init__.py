@@ -4,6 +4,9 @@ from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.contract import BlockUse, Ids, Order
 from dalipipe.order.epoch import EpochOrder, epoch_order
 from dalipipe.order.hashing import uniforms
+from dalipipe.order.mix import mixed_order
+from dalipipe.order.repeat import Repeat
+from dalipipe.order.seating import rank_slots
 from dalipipe.order.signature import OrderSignature, order_signature
 
 __all__ = [
@@ -12,8 +15,11 @@ __all__ = [
     "Ids",
     "Order",
     "OrderSignature",
+    "Repeat",
     "ShuffleConfig",
     "epoch_order",
+    "mixed_order",
     "order_signature",
+    "rank_slots",
     "uniforms",
 ]

@@ -19,7 +19,8 @@ _AUTO_LANES = 64
 class OrderSignature:
     """Everything but the data set's identity and the position that decides which samples form which step.
 
-    `lanes` (L) and `window_blocks` (P, blocks open in a lane) are 0 where the mode has none; `exchange` is q.
+    `lanes` (L) and `window_blocks` (P, blocks open in a lane) are 0 where the mode has none; `exchange` is q; `recipe`
+    writes out a mix or a repeat (K, L and P are then those of the first source).
     """
 
     mode: str
@@ -30,6 +31,7 @@ class OrderSignature:
     window_blocks: int
     exchange: float
     last_batch: str
+    recipe: str = ""
 
 
 def order_signature(

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalipipe.errors import ConfigError
+from dalipipe.order import EpochOrder, ShuffleConfig, mixed_order
+from dalipipe.order.mix import MIX_WINDOW, mix_counts
+from dalipipe.order.stream import Stream
+from dalipipe.shards.shape import DataShape
+from tests.contracts.order import OrderContract
+
+
+def shape(num_samples: int, block_samples: int) -> DataShape:
+    return DataShape(num_samples=num_samples, block_samples=block_samples, num_bytes=num_samples * 10)
+
+
+@given(weights=st.lists(st.floats(0.01, 1), min_size=1, max_size=8))
+def test_counts_fill_the_window_and_stray_from_the_share_by_less_than_one(weights: list[float]) -> None:
+    counts = mix_counts({str(number): weight for number, weight in enumerate(weights)})
+    assert sum(counts.values()) == MIX_WINDOW
+    for count, weight in zip(counts.values(), weights, strict=True):
+        assert abs(count - weight / sum(weights) * MIX_WINDOW) < 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    data_set=st.builds(shape, st.integers(1, 400), st.integers(1, 12)),
+    lanes=st.integers(1, 12),
+    window_blocks=st.integers(0, 5),
+    exchange=st.floats(0, 1),
+    seed=st.integers(0, 2**64),
+)
+def test_a_stream_goes_through_all_samples_once_before_it_starts_again(
+    data_set: DataShape, lanes: int, window_blocks: int, exchange: float, seed: int
+) -> None:
+    stream = Stream(data_set, seed=seed, lanes=lanes, window_blocks=window_blocks, exchange=exchange)
+    num_samples = data_set.num_samples
+    # Positions in turn over the lanes: number d is lane d mod L at position d // L.
+    number = np.arange(4 * num_samples)
+    ids = stream.at(number % lanes, number // lanes).reshape(4, num_samples)
+    for epoch in ids:
+        assert np.array_equal(np.sort(epoch), np.arange(num_samples))
+
+
+def test_a_lane_of_a_stream_keeps_its_blocks_over_epochs() -> None:
+    # 1,003 samples do not divide by 4 lanes: the lanes that take one more differ from epoch to epoch.
+    stream = Stream(shape(1003, 5), seed=1, lanes=4, window_blocks=3, exchange=0.0)
+    own = [set((stream.at(np.array([2]), np.arange(250) + 251 * epoch) // 5).tolist()) for epoch in (0, 3)]
+    assert len(own[0] & own[1]) >= 50
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lanes=st.sampled_from([1, 2, 4]),
+    weights=st.lists(st.floats(0.05, 1), min_size=2, max_size=4),
+    mode=st.sampled_from(["block", "full"]),
+    seed=st.integers(0, 2**32),
+)
+def test_every_window_of_a_lane_has_exactly_the_counts(lanes: int, weights: list[float], mode: str, seed: int) -> None:
+    shapes = {name: shape(300 + 50 * number, 4 + number) for number, name in enumerate("abcd"[: len(weights)])}
+    mix = dict(zip(shapes, weights, strict=True))
+    order = mixed_order(
+        shapes,
+        mix,
+        epoch=0,
+        batch_size=4,
+        shuffle=ShuffleConfig(lanes=lanes, mode=mode, seed=seed),
+        epoch_samples=2 * 4 * MIX_WINDOW,
+    )
+    bounds = np.cumsum([each.num_samples for each in shapes.values()])
+    source = np.searchsorted(bounds, order.ids(0, order.num_steps), side="right")
+    lane_slots = 4 // (lanes if mode == "block" else 1)
+    for slot in range(0, 4, lane_slots):
+        stream = source[:, slot : slot + lane_slots].reshape(-1)
+        for window in stream.reshape(-1, MIX_WINDOW):
+            assert np.bincount(window, minlength=len(weights)).tolist() == list(mix_counts(mix).values())
+
+
+def mixed(epoch: int, **changes: object) -> EpochOrder:
+    arguments: dict[str, object] = {
+        "epoch": epoch,
+        "batch_size": 20,
+        "shuffle": ShuffleConfig(lanes=4, seed=2, window=0.2, exchange=0.2),
+        "epoch_samples": 1010,
+    } | changes
+    shapes = {"a": shape(437, 6), "b": shape(100, 7)}
+    return mixed_order(shapes, {"a": 3, "b": 1}, **arguments)  # type: ignore[arg-type]
+
+
+def test_each_source_delivers_every_sample_once_before_any_comes_again() -> None:
+    # 4 lanes x 1,000 positions of which 3/4 are a's: 3,000 ids of a set of 437, so 6 or 7 of each.
+    ids = mixed(0, epoch_samples=4 * MIX_WINDOW).ids(0, 200)
+    counts = np.bincount(ids[ids < 437], minlength=437)
+    assert counts.sum() == 3000
+    assert set(counts.tolist()) == {6, 7}
+    counts = np.bincount(ids[ids >= 437] - 437, minlength=100)
+    assert set(counts.tolist()) == {10}
+
+
+def test_epochs_go_on_where_the_last_one_ended() -> None:
+    long = mixed(0, epoch_samples=3000).ids(0, 150)
+    short = [mixed(epoch, epoch_samples=1010) for epoch in range(3)]
+    assert [order.num_steps for order in short] == [50, 50, 50]
+    assert np.array_equal(np.concatenate([order.ids(0, 50) for order in short]), long)
+
+
+def test_a_source_without_weight_never_comes_and_the_signature_tells_mixes_apart() -> None:
+    shapes = {"a": shape(437, 6), "b": shape(100, 7)}
+    orders = [
+        mixed_order(shapes, weights, epoch=0, batch_size=20, shuffle=ShuffleConfig())
+        for weights in ({"a": 0, "b": 1}, {"a": 1, "b": 0}, {"a": 1, "b": 1})
+    ]
+    assert orders[0].ids(0, 26).min() >= 437
+    assert orders[1].ids(0, 26).max() < 437
+    assert len({order.signature for order in orders}) == 3
+
+
+@pytest.mark.parametrize(
+    ("weights", "changes", "message"),
+    [
+        ({"a": 1}, {}, r"data.mix weighs \['a'\], but the data sets are \['a', 'b'\]"),
+        ({"a": 1, "b": -1}, {}, "at least 0"),
+        ({"a": 0, "b": 0}, {}, "one above 0"),
+        ({"a": 1, "b": 1e-6}, {}, "data.mix.b=1e-06 is less than one sample in 1000"),
+        ({"a": 1, "b": 1}, {"shuffle": ShuffleConfig(mode="none")}, "shuffle.mode=none has no mix"),
+        ({"a": 1, "b": 1}, {"epoch_samples": 19}, "loader.epoch_samples=19 .* at least 20"),
+    ],
+)
+def test_a_mix_that_can_never_work_is_refused(
+    weights: dict[str, float], changes: dict[str, object], message: str
+) -> None:
+    shapes = {"a": shape(437, 6), "b": shape(100, 7)}
+    arguments: dict[str, object] = {"epoch": 0, "batch_size": 20, "shuffle": ShuffleConfig()} | changes
+    with pytest.raises(ConfigError, match=message):
+        mixed_order(shapes, weights, **arguments)  # type: ignore[arg-type]
+
+
+class TestMixedOrder(OrderContract):
+    def make_order(self, epoch: int) -> EpochOrder:
+        return mixed(epoch)
+
+    def block_of(self, sample: int) -> int:
+        return sample // 6 if sample < 437 else 73 + (sample - 437) // 7
