@@ -13,7 +13,7 @@ from dalipipe.shards.digest import Digest64, digest64
 from dalipipe.shards.fields import field_of
 from dalipipe.shards.index import ShardIndex, part_rows
 from dalipipe.shards.manifest import Manifest, Shard
-from dalipipe.shards.tar import END_BYTES, walk_tar
+from dalipipe.shards.tar import walk_tar
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
 
@@ -77,13 +77,12 @@ def verify(
         except (ManifestError, StorageError) as error:
             errors.add(f"{store.url}: {error}")
             return VerifyReport(samples=0, shards=0, num_errors=errors.count, errors=errors.listed)
-        done_bytes = 0
+        check = _Check(store, manifest, str(mode), errors)
+        done_bytes, total_bytes = 0, manifest.num_bytes
         for number in range(manifest.num_shards):
-            shard = manifest.shard(number)
-            for num_bytes in _verify_shard(store, manifest, number, str(mode), errors):
+            for num_bytes in check.shard(number):
                 done_bytes += num_bytes
-                progress(min(done_bytes, manifest.num_bytes), manifest.num_bytes)
-            done_bytes = sum(manifest.shard(i).num_bytes for i in range(number)) + shard.num_bytes
+                progress(done_bytes, total_bytes)
         return VerifyReport(
             samples=manifest.num_samples, shards=manifest.num_shards, num_errors=errors.count, errors=errors.listed
         )
@@ -91,115 +90,114 @@ def verify(
         store.close()
 
 
-def _verify_shard(store: Store, manifest: Manifest, number: int, decode: str, errors: _Errors) -> Iterator[int]:
-    """Checks one shard; yields the bytes read as they are read."""
-    shard = manifest.shard(number)
-    name = f"{store.url}/{shard.name}"
-    try:
-        found_bytes = store.head(shard.name).num_bytes
-        if found_bytes != shard.num_bytes:
-            errors.add(f"{name} has {found_bytes} bytes, the manifest states {shard.num_bytes}; {_REMEDY}")
-            return
-        index: ShardIndex | None = None
+class _Check:
+    """The checks of one data set, shard by shard."""
+
+    def __init__(self, store: Store, manifest: Manifest, decode: str, errors: _Errors) -> None:
+        self._store = store
+        self._manifest = manifest
+        self._decode = decode
+        self._errors = errors
+
+    def shard(self, number: int) -> Iterator[int]:
+        """Checks one shard; yields the bytes read as they are read, and at last those that need no reading."""
+        shard = self._manifest.shard(number)
+        num_left = shard.num_bytes
         try:
-            index = manifest.index(number)
+            for num_bytes in self._read_through(shard, self._index(number)):
+                num_left -= num_bytes
+                yield num_bytes
+        except (StorageError, DataError) as error:
+            self._errors.add(f"{self._name(shard)}: {error}")
+        yield num_left
+
+    def _name(self, shard: Shard) -> str:
+        return f"{self._store.url}/{shard.name}"
+
+    def _index(self, number: int) -> ShardIndex | None:
+        try:
+            return self._manifest.index(number)
         except (ManifestError, StorageError) as error:
-            errors.add(f"{store.url}/{shard.index_name}: {error}")
-        whole = Digest64()
-        num_before = errors.count
-        position = 0
-        if index is not None:
-            position = int(index.parts.stops[-1])
-            for rows, data in _parts(store, manifest, shard, index):
-                whole.update(data)
-                _verify_part(name, index, rows, data, decode, errors)
-                yield len(data)
-        for data in _pieces(store, shard, position):
-            whole.update(data)
-            if index is not None and (len(data) < END_BYTES or bytes(data).strip(b"\0")):
-                errors.add(f"{name}: bytes [{position}, {shard.num_bytes}) do not end a tar with zeros; {_REMEDY}")
-            yield len(data)
-        if whole.value != shard.digest and errors.count == num_before:
-            errors.add(
-                f"{name} has digest {whole.value:016x}, the manifest states {shard.digest:016x}, though each block "
-                f"matches: bytes between them differ; {_REMEDY}"
-                if index is not None
-                else f"{name} has digest {whole.value:016x}, the manifest states {shard.digest:016x}; {_REMEDY}"
+            self._errors.add(f"{self._store.url}/{self._manifest.shard(number).index_name}: {error}")
+            return None
+
+    def _read_through(self, shard: Shard, index: ShardIndex | None) -> Iterator[int]:
+        found_bytes = self._store.head(shard.name).num_bytes
+        if found_bytes != shard.num_bytes:
+            self._errors.add(
+                f"{self._name(shard)} has {found_bytes} bytes, the manifest states {shard.num_bytes}; {_REMEDY}"
             )
-    except (StorageError, DataError) as error:
-        errors.add(f"{name}: {error}")
+            return
+        whole, num_before = Digest64(), self._errors.count
+        num_parts = 0 if index is None else len(index.parts.starts)
+        for part in range(num_parts):
+            assert index is not None
+            start, stop = int(index.parts.starts[part]), int(index.parts.stops[part])
+            data = self._store.read(shard.name, start, stop)
+            whole.update(data)
+            self._part(shard, index, part, data)
+            yield len(data)
+        end_of_samples = 0 if index is None else int(index.parts.stops[-1])
+        for start in range(end_of_samples, shard.num_bytes, _PIECE_BYTES):
+            data = self._store.read(shard.name, start, min(start + _PIECE_BYTES, shard.num_bytes))
+            whole.update(data)
+            yield len(data)
+        if whole.value != shard.digest and self._errors.count == num_before:
+            self._errors.add(
+                f"{self._name(shard)} has digest {whole.value:016x}, the manifest states {shard.digest:016x}"
+                + (f": bytes [{end_of_samples}, {shard.num_bytes}), its end, differ" if index is not None else "")
+                + f"; {_REMEDY}"
+            )
+
+    def _part(self, shard: Shard, index: ShardIndex, part: int, data: memoryview) -> None:
+        """Checks the part of a block that lies in a shard: digest, tar members against the index, images."""
+        start, stop = int(index.parts.starts[part]), int(index.parts.stops[part])
+        first, end = part_rows(shard.first_sample, shard.num_samples, self._manifest.block_samples)[part]
+        found, stated = digest64(data), int(index.parts.digests[part])
+        if found != stated:
+            self._errors.add(
+                f"{self._name(shard)}: bytes [{start}, {stop}) (samples {index.key(first)!r} to "
+                f"{index.key(end - 1)!r}) have digest {found:016x}, the index states {stated:016x}; {_REMEDY}"
+            )
+            return
+        wrong = _wrong_structure(index, range(first, end), start, data)
+        if wrong:
+            self._errors.add(f"{self._name(shard)}: bytes [{start}, {stop}): {wrong}; pack again")
+        elif self._decode != "none":
+            self._images(shard, index, range(first, end if self._decode == "all" else first + 1), data, start)
+
+    def _images(self, shard: Shard, index: ShardIndex, rows: range, data: memoryview, start: int) -> None:
+        offsets, sizes = index.rows_fields.get("image", (np.empty(0, np.int64), np.empty(0, np.int64)))
+        present = [(row, int(offsets[row]), int(offsets[row] + sizes[row])) for row in rows if row < len(offsets)]
+        present = [(row, first, stop) for row, first, stop in present if first >= 0]
+        reasons = undecodable_images([data[first - start : stop - start] for _, first, stop in present])
+        for (row, first, stop), reason in zip(present, reasons, strict=True):
+            if reason is not None:
+                self._errors.add(
+                    f"{self._name(shard)}: image of sample {index.key(row)!r} at bytes [{first}, {stop}) cannot be "
+                    f"decoded: {reason}; mend the source and pack again"
+                )
 
 
-def _parts(
-    store: Store, manifest: Manifest, shard: Shard, index: ShardIndex
-) -> Iterator[tuple[tuple[int, int, int], memoryview]]:
-    """((part, first row, last row + 1), bytes) of every block part of a shard."""
-    ranges = part_rows(shard.first_sample, shard.num_samples, manifest.block_samples)
-    for part, (first, stop) in enumerate(ranges):
-        start, end = int(index.parts.starts[part]), int(index.parts.stops[part])
-        yield (part, first, stop), store.read(shard.name, start, end)
-
-
-def _pieces(store: Store, shard: Shard, position: int) -> Iterator[memoryview]:
-    while position < shard.num_bytes:
-        stop = min(position + _PIECE_BYTES, shard.num_bytes)
-        yield store.read(shard.name, position, stop)
-        position = stop
-
-
-def _verify_part(
-    name: str, index: ShardIndex, rows: tuple[int, int, int], data: memoryview, decode: str, errors: _Errors
-) -> None:
-    part, first, stop = rows
-    start, end = int(index.parts.starts[part]), int(index.parts.stops[part])
-    found = digest64(data)
-    stated = int(index.parts.digests[part])
-    if found != stated:
-        errors.add(
-            f"{name}: bytes [{start}, {end}) (samples {index.key(first)!r} to {index.key(stop - 1)!r}) have digest "
-            f"{found:016x}, the index states {stated:016x}; {_REMEDY}"
-        )
-        return
-    wrong = _wrong_structure(index, (start, first, stop), data)
-    if wrong:
-        errors.add(f"{name}: bytes [{start}, {end}): {wrong}; pack again")
-    elif decode != "none":
-        _verify_images(name, index, range(first, stop if decode == "all" else first + 1), start, data, errors)
-
-
-def _wrong_structure(index: ShardIndex, where: tuple[int, int, int], data: memoryview) -> str | None:
-    """How the members of a part of a tar differ from its index, or None."""
-    start, first, stop = where
+def _wrong_structure(index: ShardIndex, rows: range, start: int, data: memoryview) -> str | None:
+    """How the members of a piece of a tar, at byte `start` of the shard, differ from the index; None when not."""
     stated = {
         (index.key(row), name): (int(offsets[row]), int(sizes[row]))
-        for row in range(first, stop)
+        for row in rows
         for name, (offsets, sizes) in index.rows_fields.items()
         if offsets[row] >= 0
     }
+    found = {}
     try:
-        members = list(walk_tar(data))
+        for member in walk_tar(data):
+            key, _, extension = member.name.rpartition(".")
+            found[key, field_of(extension)] = (start + member.offset, member.num_bytes)
     except IntegrityError as error:
         return str(error)
-    found = {}
-    for member in members:
-        key, _, extension = member.name.rpartition(".")
-        found[key, field_of(extension)] = (start + member.offset, member.num_bytes)
-    for key, name in stated.keys() | found.keys():
+    for key, name in sorted(stated.keys() | found.keys()):
         if stated.get((key, name)) != found.get((key, name)):
             return (
                 f"sample {key!r}, field {name!r}: the index states (offset, bytes) {stated.get((key, name))}, "
                 f"the tar has {found.get((key, name))}"
             )
     return None
-
-
-def _verify_images(name: str, index: ShardIndex, rows: range, start: int, data: memoryview, errors: _Errors) -> None:
-    offsets, sizes = index.rows_fields.get("image", (np.empty(0, np.int64), np.empty(0, np.int64)))
-    present = [row for row in rows if row < len(offsets) and offsets[row] >= 0]
-    images = [data[int(offsets[row]) - start : int(offsets[row] + sizes[row]) - start] for row in present]
-    for row, reason in zip(present, undecodable_images(images), strict=True):
-        if reason is not None:
-            errors.add(
-                f"{name}: image of sample {index.key(row)!r} at bytes [{int(offsets[row])}, "
-                f"{int(offsets[row] + sizes[row])}) cannot be decoded: {reason}; mend the source and pack again"
-            )
