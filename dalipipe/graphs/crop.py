@@ -40,10 +40,10 @@ class Windows:
 
         Returns: begin and end, float32 [n, 2], in pixels with fractions; the window itself where it becomes `size`.
         """
-        shape = self.shape[rows].astype(np.float64)
-        half = shape * (size / self.resized[rows]) / 2
-        centre = self.start[rows] + shape / 2
-        return (centre - half).astype(np.float32), (centre + half).astype(np.float32)
+        scale = self.shape[rows] / self.resized[rows]
+        # From the whole pixel of the resized image that the CPU's crop begins at: both show the same.
+        begin = self.start[rows] + centre_start(self.resized[rows], size) * scale
+        return begin.astype(np.float32), (begin + size * scale).astype(np.float32)
 
 
 def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:

@@ -1,0 +1,55 @@
+"""The private kernel and its public fallback are the same function, and close to PIL's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dalipipe.graphs.resize import Kernel, best_kernel, resize_into, resize_private, resize_public
+from tests.support.images import textured_image
+
+
+@pytest.mark.parametrize("size", [(120, 160), (33, 224), (7, 5), (1, 1), (500, 375)])
+def test_both_kernels_give_the_same_bits_within_one_level_of_pil(size: tuple[int, int]) -> None:
+    """Up, down, along one side, and from a view with strides of a larger image."""
+    picture = textured_image(5, height=size[0], width=size[1])
+    image = torch.from_numpy(np.array(picture))
+    outs = []
+    for kernel in (resize_private, resize_public):
+        batch = torch.zeros(3, 64, 48, 3, dtype=torch.uint8)
+        resize_into(image, batch[1], kernel)
+        assert not batch[0].any()
+        assert not batch[2].any()
+        outs.append(batch[1])
+    assert torch.equal(outs[0], outs[1])
+    wanted = np.asarray(picture.resize((48, 64), Image.Resampling.BILINEAR), np.int16)
+    assert np.abs(outs[0].numpy().astype(np.int16) - wanted).max() <= 1
+
+
+def test_equal_size_is_a_copy() -> None:
+    """No filter runs over an image that has its size already."""
+    image = torch.arange(4 * 5 * 3, dtype=torch.uint8).reshape(4, 5, 3)
+    out = torch.zeros_like(image)
+    resize_into(image, out)
+    assert torch.equal(image, out)
+
+
+def test_a_torch_without_the_private_kernel_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing overload and one that computes something else both lead to the public function."""
+
+    def gone(image: torch.Tensor, out: torch.Tensor) -> None:
+        raise AttributeError("no such overload")
+
+    def wrong(image: torch.Tensor, out: torch.Tensor) -> None:
+        out.zero_()
+
+    for kernel in (gone, wrong):
+        monkeypatch.setattr("dalipipe.graphs.resize.resize_private", kernel)
+        best_kernel.cache_clear()
+        chosen: Kernel = best_kernel()
+        assert chosen is resize_public
+    monkeypatch.undo()
+    best_kernel.cache_clear()
+    assert best_kernel() is resize_private
