@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,11 +59,15 @@ class Loader(_Loader):
     """
 
     def __init__(self, cfg: LoadConfig, *, world: World | None = None) -> None:
+        from dalipipe.graphs.limits import check_config
+
         world = world or detect_world()
         _check(cfg)
+        check_config(cfg.graph, cfg.quarantine, cfg.data.fields, cfg.prefetch.queue_depth)
         device = _device(cfg.device, world)
         recorder = Recorder()
         store, manifest = open_dataset(cfg, recorder)
+        _check_fields(cfg.data, manifest)
         from dalipipe.cache.open import open_cache
         from dalipipe.coordination.static import StaticCoordinator
 
@@ -98,18 +102,23 @@ class Loader(_Loader):
                 config=cfg.prefetch,
                 recorder=recorder,
             )
-            return open_source(
-                prefetcher,
-                graph=_with_threads(cfg.graph, world),
-                quarantine=cfg.quarantine,
-                fields=cfg.data.fields,
-                seed=cfg.shuffle.seed,
-                device=str(device),
-                queue_depth=cfg.prefetch.queue_depth,
-                num_samples=manifest.num_samples,
-                run_dir=Path(cfg.run_dir) if cfg.run_dir else None,
-                recorder=recorder,
-            )
+            try:
+                return open_source(
+                    prefetcher,
+                    graph=cfg.graph,
+                    quarantine=cfg.quarantine,
+                    fields=cfg.data.fields,
+                    seed=cfg.shuffle.seed,
+                    device=str(device),
+                    queue_depth=cfg.prefetch.queue_depth,
+                    num_samples=manifest.num_samples,
+                    run_dir=Path(cfg.run_dir) if cfg.run_dir else None,
+                    recorder=recorder,
+                    local_ranks=world.local_world_size,
+                )
+            except BaseException:
+                prefetcher.close()
+                raise
 
         super().__init__(
             start=start,
@@ -163,6 +172,13 @@ def _check(cfg: LoadConfig) -> None:
         raise ConfigError("cache.dir is required: a folder on the node's fastest disk")
 
 
+def _check_fields(data: DataConfig, manifest: Manifest) -> None:
+    known = [item.name for item in manifest.fields]
+    missing = [name for name in data.fields if name not in known]
+    if missing:
+        raise ConfigError(f"data.fields: {', '.join(missing)} not in the data set, which has {', '.join(known)}")
+
+
 def _batch_sizes(config: LoaderConfig, world: World) -> tuple[int, int]:
     """(per rank, whole job) from the one that is given."""
     local, total = config.batch_size, config.global_batch_size
@@ -193,12 +209,3 @@ def _device(device: str, world: World) -> Any:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r} but torch sees no GPU; use device=cpu, or mend the driver")
     return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
-
-
-def _with_threads(graph: GraphConfig, world: World) -> GraphConfig:
-    """`graph.num_threads=0` becomes this rank's share of the CPUs."""
-    from dalipipe.engines.local import default_workers
-
-    if graph.num_threads:
-        return graph
-    return replace(graph, num_threads=max(1, default_workers() // world.local_world_size))

@@ -26,6 +26,9 @@ from dalipipe.cli.schema import JOBS
 from dalipipe.errors import ConfigError, DalipipeError
 
 SCHEMA_GROUP = "dalipipe_schema"
+_FLAGS_WITH_VALUE = frozenset(
+    ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+)
 
 
 def config_dir() -> Path:
@@ -73,7 +76,10 @@ def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int]) -> in
     overrides = [word for word in words if not word.startswith("-")]
     # Hydra prints an exception and exits by itself unless it is asked for the whole of it; we map errors instead.
     saved_argv, saved_env = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [f"dalipipe {verb}", *_shared_search_path(words)], "1"
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = (
+        [f"dalipipe {verb}", *_flags_first(words), *_shared_search_path(words)],
+        "1",
+    )
     try:
         hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -165,7 +171,10 @@ def _explain(error: Exception, name: str, overrides: Sequence[str]) -> ConfigErr
     if job is not None:
         known = set(_keys(job))
         for word in overrides:
-            key = _override_key(word)
+            try:
+                key = str(OverridesParser.create().parse_override(word).key_or_group or "")
+            except HydraException as reason:
+                return ConfigError(f"override {word!r} cannot be read (KEY=VALUE): {_first_line(reason)}")
             if key and not _is_known(key, known) and not key.startswith("hydra"):
                 return _unknown(key, known)
     cause = error.__cause__
@@ -173,14 +182,6 @@ def _explain(error: Exception, name: str, overrides: Sequence[str]) -> ConfigErr
     if cause is not None and _first_line(cause) not in text:
         text = f"{text}: {_first_line(cause)}"
     return ConfigError(text)
-
-
-def _override_key(word: str) -> str | None:
-    try:
-        parsed = OverridesParser.create().parse_override(word)
-    except HydraException:
-        return None
-    return str(parsed.key_or_group) if parsed.key_or_group else None
 
 
 def _unknown(key: str, known: set[str]) -> ConfigError:
@@ -214,4 +215,18 @@ def _search_path() -> str:
 def _shared_search_path(words: Sequence[str]) -> list[str]:
     """`--config-path` replaces the tree of YAML; keep the shipped one on the search path then."""
     replaced = any(word.split("=", 1)[0] in ("--config-path", "-cp") for word in words)
-    return [*words, _search_path()] if replaced else list(words)
+    return [_search_path()] if replaced else []
+
+
+def _flags_first(words: Sequence[str]) -> list[str]:
+    """argparse takes overrides in one run only; people write flags between them."""
+    flags, overrides, rest = [], [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            overrides.append(word)
+            continue
+        flags.append(word)
+        if word in _FLAGS_WITH_VALUE and rest:
+            flags.append(rest.pop(0))
+    return [*flags, *overrides]

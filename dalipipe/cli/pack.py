@@ -12,7 +12,8 @@ from dalipipe.units import format_bytes
 
 def run(cfg: PackJob, *, as_json: bool) -> int:
     """Packs a lake of files into shards."""
-    from dalipipe.engines.local import LocalEngine, default_workers
+    from dalipipe.engines.cpus import default_workers
+    from dalipipe.engines.local import LocalEngine
     from dalipipe.packing.run import pack
 
     if not cfg.source or not cfg.target:

@@ -1,0 +1,32 @@
+"""Data sets that many tests read. Nothing may write into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.images import write_image_tree
+
+NUM_IMAGES, NUM_CLASSES = 150, 3
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 JPEGs in 3 class folders."""
+    root = tmp_path_factory.mktemp("lake")
+    write_image_tree(root, num_images=NUM_IMAGES, num_classes=NUM_CLASSES)
+    return root
+
+
+@pytest.fixture(scope="session")
+def packed(lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lake as shards of about 1 MiB (the smallest allowed), in blocks of a few samples."""
+    from dalipipe.packing.config import PackConfig
+    from dalipipe.packing.run import pack
+    from dalipipe.storage.store import StorageConfig
+
+    target = tmp_path_factory.mktemp("packed") / "set"
+    config = PackConfig(shard_bytes="1MiB", block_bytes="64KiB", workers=1)
+    pack(str(lake), str(target), config, StorageConfig())
+    return target
