@@ -155,8 +155,6 @@ class _Crew:
         """Closes the pipes; only for the thread that reads them."""
         for member in self._members:
             member.pipe.close()
-            if not member.process.is_alive():
-                member.process.close()
 
     def _next_to_speak(self) -> _Member:
         """Waits for a worker that has an answer or has died. How long a task may take is the task's affair."""

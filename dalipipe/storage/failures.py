@@ -94,6 +94,9 @@ def translate(error: BaseException, action: str) -> DalipipeError:
     The caller chains it: `raise translate(error, action) from error`.
     """
     kind, remedy = _classify(error)
+    if isinstance(error, (IsADirectoryError, NotADirectoryError)) and not action.startswith("write"):
+        # To an object store a folder, or a key below a file, is simply no object.
+        kind, remedy = ObjectNotFoundError, "; check the URL"
     return kind(f"cannot {action}: {reason(error)}{remedy}")
 
 

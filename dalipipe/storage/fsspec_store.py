@@ -19,8 +19,10 @@ from dalipipe.storage.url import (
     FILE_SCHEMES,
     OBJECT_SCHEMES,
     TEMPORARY_PREFIX,
+    check_key,
     check_prefix,
     join_url,
+    object_url,
     redact,
     scheme_of,
     strip_slash,
@@ -57,7 +59,7 @@ class FsspecStore:
 
     def head(self, key: str) -> ObjectInfo:
         """Size of one object; the version mark is empty where the system has none."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         info = self._call(lambda: self._fs.info(self._path(key)), f"look up {shown}")
         if info.get("type") == "directory":
             raise ObjectNotFoundError(f"cannot look up {shown}: it is a folder, not an object")
@@ -65,7 +67,7 @@ class FsspecStore:
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, into: memoryview | None = None) -> memoryview:
         """Reads bytes [start, stop); see `Store.read`."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         target = check_range(shown, start, stop, into)
         if stop is None or start == stop:
             size_bytes = self.head(key).num_bytes
@@ -101,7 +103,7 @@ class FsspecStore:
 
     def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
         """Writes the object so that it appears at once, complete."""
-        path, shown = self._path(key), join_url(self._shown, key)
+        path, shown = self._path(key), object_url(self._shown, key)
         write = self._put_renamed if _renames(self._fs) else self._put_direct
         try:
             num_bytes = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
@@ -117,7 +119,7 @@ class FsspecStore:
     def delete(self, key: str) -> None:
         """Deletes the object."""
         try:
-            self._call(lambda: self._fs.rm_file(self._path(key)), f"delete {join_url(self._shown, key)}")
+            self._call(lambda: self._fs.rm_file(self._path(key)), f"delete {object_url(self._shown, key)}")
         except FileNotFoundError:
             return
 
@@ -126,8 +128,7 @@ class FsspecStore:
         self._calls.close()
 
     def _path(self, key: str) -> str:
-        join_url(self._url, key)
-        return f"{self._root}/{key}" if key else self._root
+        return f"{self._root}/{check_key(key)}"
 
     def _entries(self, folder: str) -> Sequence[tuple[str, dict[str, Any]]]:
         """(name, info) of what lies directly in `folder`; nothing where it does not exist."""

@@ -15,7 +15,7 @@ from dalipipe.errors import DalipipeError, ObjectNotFoundError, StorageError, St
 from dalipipe.storage.failures import translate
 from dalipipe.storage.ranges import check_range, empty_range, flat_bytes, short_answer
 from dalipipe.storage.store import ObjectInfo, StorageConfig
-from dalipipe.storage.url import TEMPORARY_PREFIX, check_prefix, join_url, strip_slash
+from dalipipe.storage.url import TEMPORARY_PREFIX, check_prefix, join_url, object_url, strip_slash
 
 _COPY_BYTES = 8 << 20
 # O_NONBLOCK has no effect on files, but a FIFO that lies in the lake must not hang its reader.
@@ -43,13 +43,13 @@ class LocalStore:
 
     def head(self, key: str) -> ObjectInfo:
         """Size and version; the version changes with every `put`."""
-        path = join_url(self._url, key)
+        path = object_url(self._url, key)
         with self._action(f"look up {path}"):
             return _info(key, path, Path(path).stat())
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, into: memoryview | None = None) -> memoryview:
         """Reads bytes [start, stop); see `Store.read`."""
-        path = join_url(self._url, key)
+        path = object_url(self._url, key)
         target = check_range(path, start, stop, into)
         with self._action(f"read {path}"):
             for _ in range(2):
@@ -71,7 +71,7 @@ class LocalStore:
 
     def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
         """Writes a temporary file beside the target, syncs it and renames it (`if_absent`: links it)."""
-        path = Path(join_url(self._url, key))
+        path = Path(object_url(self._url, key))
         with self._action(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
@@ -87,7 +87,7 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         """Removes the file; its folder stays."""
-        path = join_url(self._url, key)
+        path = object_url(self._url, key)
         with self._action(f"delete {path}"):
             try:
                 Path(path).unlink()
@@ -109,9 +109,6 @@ class LocalStore:
             yield
         except DalipipeError:
             raise
-        except NotADirectoryError as error:
-            kind = StorageError if action.startswith("write") else ObjectNotFoundError
-            raise kind(f"cannot {action}: a part of the path is a file, not a folder; check the URL") from error
         except OSError as error:
             raise translate(error, action) from error
         finally:

@@ -22,6 +22,7 @@ from dalipipe.storage.url import (
     check_http_url,
     check_prefix,
     join_url,
+    object_url,
     redact,
     scheme_of,
     strip_slash,
@@ -61,12 +62,12 @@ class ObstoreStore:
         """Size and ETag of one object."""
         import obstore
 
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         return _info(key, self._call(partial(obstore.head, self._client, key), f"look up {shown}"))
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, into: memoryview | None = None) -> memoryview:
         """Reads bytes [start, stop); see `Store.read`. Ranges above 8 MiB become parallel requests."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         target = check_range(shown, start, stop, into)
         if stop is None:
             return self._read_to_end(key, start)
@@ -97,7 +98,7 @@ class ObstoreStore:
         """Writes the object; above 8 MiB in parts that appear together. `if_absent` is one conditional request."""
         import obstore
 
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         self._refuse_read_only("write", shown)
         body, num_bytes = _body(data, in_memory=if_absent)
         put = partial(
@@ -115,7 +116,7 @@ class ObstoreStore:
         """Deletes the object."""
         import obstore
 
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         self._refuse_read_only("delete", shown)
         try:
             self._call(partial(obstore.delete, self._client, key), f"delete {shown}")
@@ -137,7 +138,7 @@ class ObstoreStore:
 
     def _read_parts(self, key: str, start: int, stop: int, target: memoryview) -> None:
         """Fills `target` with [start, stop), a few requests ahead."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         parts = list(split_range(start, stop))
         calls = (self._range(key, low, high) for low, high in parts)
         timeout_s = self._config.request_timeout_s
@@ -148,7 +149,7 @@ class ObstoreStore:
 
     def _part(self, key: str, start: int, stop: int, answer: Any) -> memoryview:
         """The checked answer to [start, stop); a short one is asked for once more."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         if len(answer) != stop - start:
             answer = self._call(self._range(key, start, stop), f"read {shown}")
         if len(answer) != stop - start:
@@ -157,7 +158,7 @@ class ObstoreStore:
 
     def _read_to_end(self, key: str, start: int) -> memoryview:
         """One request for a small object; the first answer tells the size of a large one, and its version."""
-        shown = join_url(self._shown, key)
+        shown = object_url(self._shown, key)
         action = f"read {shown}"
         try:
             first, total_bytes, etag = self._call(partial(_get_first, self._client, key, start), action)

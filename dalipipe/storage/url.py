@@ -71,6 +71,15 @@ def join_url(base: str, key: str) -> str:
     return base.rstrip("/") + "/" + key
 
 
+def object_url(base: str, key: str) -> str:
+    """The full URL of an object, as `join_url`, but the empty key (the folder itself) is refused.
+
+    Raises:
+        ConfigError: the key is not a valid relative key.
+    """
+    return join_url(base, check_key(key))
+
+
 def strip_slash(url: str) -> str:
     """`url` without trailing slashes; a bare root (`/`, `memory://`) stays as it is."""
     stripped = url.rstrip("/")
