@@ -50,8 +50,12 @@ class Assembler:
             batch = from_dlpack(output.as_tensor())
         return batch if self._graph.layout == "NCHW" else batch.permute(0, 3, 1, 2)
 
+    def stop(self) -> None:
+        """Makes a batch in work end soon with ClosedError. From any thread."""
+        self._stop.set()
+
     def close(self) -> None:
-        """Ends all threads; a batch in work is given up. Idempotent."""
+        """Ends all threads. Nothing may be in work. Idempotent."""
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._normalize = None

@@ -155,14 +155,16 @@ class LocalSource:
         self._closed = True
         self._prefetcher.close()
         if self._assembler is not None:
-            self._assembler.close()
-        # The lock is held by a thread inside `__next__`, which the two calls above have woken.
+            self._assembler.stop()
+        # A thread inside `__next__` holds the lock; the two calls above make it return soon.
         if not self._lock.acquire(timeout=_CLOSE_WAIT_S):
             raise PipelineTimeoutError(
                 f"a batch was still being decoded {_CLOSE_WAIT_S:g} s after the source was closed"
             )
         try:
             self._finisher.shutdown(wait=True, cancel_futures=True)
+            if self._assembler is not None:
+                self._assembler.close()
             for lane in (self._lane, *self._salvage_lanes.values()):
                 lane.close()
             self._salvage_lanes.clear()

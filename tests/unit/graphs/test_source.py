@@ -5,17 +5,21 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
 
-from dalipipe.errors import ConfigError, CorruptSampleError, PipelineTimeoutError
+from dalipipe.errors import ClosedError, ConfigError, CorruptSampleError, PipelineTimeoutError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import Batch, BatchSource
 from dalipipe.graphs.crop import NUM_UNIFORMS, plan_windows
 from dalipipe.order.hashing import uniforms
+from dalipipe.prefetch.contract import Step
 from dalipipe.telemetry import Recorder
 from tests.contracts.source import BatchSourceContract
 from tests.support.images import jpeg_bytes
@@ -170,12 +174,11 @@ def test_a_rank_without_samples_gets_an_empty_batch_in_its_place() -> None:
 
 
 class _EmptySecondStep(MemoryPrefetcher):
-    def next(self) -> object:  # type: ignore[override]
-        return self._step(0, 99, np.empty(0, np.int64), 0) if self.num_calls == 1 and self._count() else super().next()
-
-    def _count(self) -> bool:
+    def next(self) -> Step:
+        if self.num_calls != 1:
+            return super().next()
         self.num_calls += 1
-        return True
+        return self._step(0, 99, np.empty(0, np.int64), 0)
 
 
 def test_bytes_come_with_offsets() -> None:
@@ -266,3 +269,86 @@ def test_other_refusals() -> None:
     with pytest.raises(ConfigError, match="json"):
         next(source)
     source.close()
+
+
+def _native_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_closing_frees_the_threads_of_dali_too() -> None:
+    """Pipelines are gone at once, not at the next garbage collection."""
+    images = sized_jpegs(6)
+    images[1] = png_bytes(1, damaged=True)  # a salvage pipeline as well
+    _take(open_memory(MemoryPrefetcher(images, 6)), 2)
+    before = _native_threads()
+    gc.disable()
+    try:
+        for _ in range(3):
+            _take(open_memory(MemoryPrefetcher(images, 6)), 2)
+        assert _native_threads() <= before
+    finally:
+        gc.enable()
+
+
+class _Stuck(MemoryPrefetcher):
+    def __init__(self, images: list[bytes], batch_size: int) -> None:
+        super().__init__(images, batch_size)
+        self.waiting, self._woken = threading.Event(), threading.Event()
+
+    def next(self) -> Step:
+        if self.num_calls == 5:
+            self.waiting.set()
+            assert self._woken.wait(20)
+        return super().next()
+
+    def close(self) -> None:
+        super().close()
+        self._woken.set()
+
+
+def test_close_ends_a_wait_of_another_thread() -> None:
+    """The loader's feeder waits in `next` while the trainer closes."""
+    prefetcher = _Stuck(sized_jpegs(12), 2)
+    source = open_memory(prefetcher)
+    caught: list[BaseException] = []
+
+    def feed() -> None:
+        try:
+            for _ in source:
+                pass
+        except ClosedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    assert prefetcher.waiting.wait(20)
+    start = time.perf_counter()
+    source.close()
+    assert time.perf_counter() - start < 2
+    thread.join(2)
+    assert not thread.is_alive()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.005, 0.02, 0.05])
+def test_close_at_any_moment_ends_the_feeder_with_a_closed_error(after_s: float) -> None:
+    """Also in the middle of a resize."""
+    images = [jpeg_bytes(i, height=400, width=600) for i in range(8)] * 4
+    source = open_memory(MemoryPrefetcher(images, 16), graph=GraphConfig(num_threads=2))
+    first = threading.Event()
+    caught: list[BaseException] = []
+
+    def feed() -> None:
+        try:
+            for _ in source:
+                first.set()
+        except BaseException as error:  # noqa: BLE001 - judged below
+            caught.append(error)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    assert first.wait(20)
+    time.sleep(after_s)
+    source.close()
+    thread.join(2)
+    assert [type(error) for error in caught] == [ClosedError]
