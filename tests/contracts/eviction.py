@@ -1,0 +1,44 @@
+"""What every `EvictionPolicy` must do; a policy's test inherits this class and provides `make`."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalipipe.cache.contract import EvictionPolicy
+
+ENTRIES = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(1, 10**7), st.floats(0, 1e9)), max_size=40, unique_by=lambda e: e[0]
+)
+
+
+class EvictionContract:
+    """Inherit and override `make`."""
+
+    def make(self) -> EvictionPolicy:
+        raise NotImplementedError
+
+    def test_the_name_is_known(self) -> None:
+        assert self.make().name in ("pin", "lru", "lfu", "stream")
+
+    # Properties are run inside the tests: hypothesis refuses decorated methods that several classes inherit.
+
+    def test_admission_depends_on_the_block_alone(self) -> None:
+        @given(block=st.integers(0, 2**40))
+        def check(block: int) -> None:
+            assert self.make().admits(block) == self.make().admits(block)
+
+        check()
+
+    def test_victims_free_enough_and_no_more(self) -> None:
+        @given(entries=ENTRIES, need=st.integers(0, 10**8))
+        def check(entries: list[tuple[int, int, float]], need: int) -> None:
+            victims = list(self.make().victims(entries, need))
+            sizes = {block: num_bytes for block, num_bytes, _ in entries}
+            assert len(set(victims)) == len(victims)
+            assert set(victims) <= sizes.keys()
+            if victims:
+                assert sum(sizes[block] for block in victims) >= need
+                assert sum(sizes[block] for block in victims[:-1]) < need
+
+        check()

@@ -1,0 +1,59 @@
+"""A process that fetches blocks: `python -m tests.unit.cache.fetcher DIR {all | POINT BLOCK}`.
+
+With a point it stops there and waits to be killed. With `all` it fetches every block when told to and prints how often
+it read each extent from its lake.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from dalipipe.cache.blockstore import BlockStore
+from dalipipe.cache.config import CacheConfig
+from dalipipe.cache.open import open_cache
+from dalipipe.cache.tiered import TieredCache
+from dalipipe.telemetry import Recorder
+from tests.support.lake import MemoryLake, image_set, open_folder
+
+
+def stop_at(point: str) -> None:
+    print(point, flush=True)
+    sys.stdin.read()
+
+
+def node_cache(directory: str, lake: MemoryLake, stop_point: str = "") -> TieredCache:
+    def probe(point: str) -> None:
+        if point == stop_point:
+            stop_at(point)
+
+    return open_cache(
+        open_folder(image_set()),
+        lake,
+        CacheConfig(dir=directory),
+        Recorder(),
+        open_blocks=lambda folder: BlockStore(folder, probe=probe),
+    )
+
+
+def main() -> None:
+    directory, what = sys.argv[1:3]
+    folder = image_set()
+    lake = MemoryLake(folder, on_read=lambda key, start, stop: time.sleep(0.002))
+    if what != "all":
+        node_cache(directory, lake, what).get(int(sys.argv[3]))
+        return
+    cache, manifest = node_cache(directory, lake), open_folder(folder)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for block in range(manifest.num_blocks):
+        with cache.get(block) as view:
+            assert bytes(view.memory) == folder.block(manifest, block)
+    print(json.dumps([[*extent, count] for extent, count in lake.reads.items()]), flush=True)
+
+
+if __name__ == "__main__":
+    assert Path(sys.argv[1]).is_absolute()
+    main()
