@@ -68,7 +68,8 @@ def join_url(base: str, key: str) -> str:
     check_key(key)
     if scheme_of(base) in ("http", "https"):
         key = quote(key)
-    return base.rstrip("/") + "/" + key
+    base = strip_slash(base)
+    return base + key if base.endswith("/") else f"{base}/{key}"
 
 
 def object_url(base: str, key: str) -> str:

@@ -1,0 +1,154 @@
+"""A web server that fails on purpose: what recovers, what does not, and how long it takes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dalipipe.errors import (
+    AccessDeniedError,
+    ClosedError,
+    ConfigError,
+    NoSpaceError,
+    StorageError,
+    StorageTimeoutError,
+)
+from dalipipe.storage import StorageConfig, Store, open_store
+from tests.support.webserver import WebServer, web_server
+
+DATA = bytes(range(256)) * 64
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with web_server({"x": DATA}) as server:
+        yield server
+
+
+@pytest.fixture
+def open_at(server: WebServer) -> Iterator[Callable[..., Store]]:
+    opened: list[Store] = []
+
+    def open_with(**config: float) -> Store:
+        opened.append(open_store(server.url, StorageConfig(**config)))  # type: ignore[arg-type]
+        return opened[-1]
+
+    yield open_with
+    for store in opened:
+        store.close()
+
+
+@pytest.mark.parametrize("faults", [[503, 503], [500], [429], ["cut"], ["cut", 503], ["short"]])
+def test_passing_faults_are_survived(server: WebServer, open_at: Callable[..., Store], faults: list[int | str]) -> None:
+    server.faults["x"] = list(faults)
+    assert bytes(open_at(retries=4).read("x", 10, 5000)) == DATA[10:5000]
+    assert len(server.requests) == len(faults) + 1
+
+
+def test_short_answer_twice_is_an_error_with_url_and_range(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["short"] * 9
+    with pytest.raises(StorageError, match=r"/x bytes \[10, 5000\): the store answered \d+ of 4990 bytes, twice"):
+        open_at(retries=4).read("x", 10, 5000)
+    assert len(server.requests) == 2
+
+
+def test_short_answer_never_touches_the_buffer_half_way(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["short"] * 9
+    buffer = bytearray(100)
+    with pytest.raises(StorageError):
+        open_at(retries=0).read("x", 10, 110, into=memoryview(buffer))
+    assert buffer == bytearray(100)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(403, AccessDeniedError), (401, AccessDeniedError), (507, NoSpaceError), (503, StorageError)]
+)
+def test_lasting_faults_are_typed_and_short(
+    server: WebServer, open_at: Callable[..., Store], status: int, kind: type[StorageError]
+) -> None:
+    server.faults["x"] = [status] * 9
+    with pytest.raises(kind, match=f"{server.url}/x") as caught:
+        open_at(retries=1).read("x", 0, 100)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert caught.value.__cause__ is not None
+
+
+def test_stall_is_read_again_after_the_read_timeout(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["stall"]
+    assert bytes(open_at(retries=2, read_timeout_s=0.3).read("x", 0, 1000)) == DATA[:1000]
+
+
+def test_stall_that_lasts_ends_at_the_deadline_of_the_call(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["stall"] * 9
+    start = time.monotonic()
+    with pytest.raises(StorageTimeoutError, match=rf"cannot read {server.url}/x.*request_timeout_s"):
+        open_at(retries=9, read_timeout_s=60, request_timeout_s=0.5).read("x", 0, 1000)
+    assert time.monotonic() - start < 3
+
+
+def test_waiting_for_a_free_slot_counts_against_the_deadline(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["stall"] * 9
+    store = open_at(concurrency=1, retries=0, read_timeout_s=60, request_timeout_s=1.0)
+    holder = threading.Thread(target=_expect, args=(store, StorageTimeoutError))
+    holder.start()
+    _wait_for(lambda: bool(server.requests))
+    start = time.monotonic()
+    with pytest.raises(StorageTimeoutError):
+        store.read("x", 0, 10)
+    assert time.monotonic() - start < 3
+    holder.join(10)
+    assert not holder.is_alive()
+
+
+def test_close_frees_a_reader_that_waits(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["stall"]
+    store = open_at(retries=0, read_timeout_s=60)
+    outcome: list[BaseException | None] = []
+    reader = threading.Thread(target=lambda: outcome.append(_expect(store, ClosedError)))
+    reader.start()
+    _wait_for(lambda: bool(server.requests))
+    start = time.monotonic()
+    store.close()
+    reader.join(5)
+    assert time.monotonic() - start < 2
+    assert isinstance(outcome[0], ClosedError)
+    with pytest.raises(ClosedError, match="open it again"):
+        store.read("x")
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        store = open_store(url, StorageConfig(retries=1, request_timeout_s=10))
+        with pytest.raises(StorageError, match=f"cannot look up {url}/x"):
+            store.head("x")
+        store.close()
+
+
+def test_malformed_endpoint_of_the_environment_is_an_error_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://a b:x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with pytest.raises((StorageError, ConfigError), match="s3://bucket"):
+        open_store("s3://bucket/set", StorageConfig(retries=0)).head("x")
+
+
+def _expect(store: Store, kind: type[Exception]) -> BaseException | None:
+    try:
+        store.read("x", 0, 10)
+    except kind as error:
+        return error
+    return None
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
