@@ -86,7 +86,7 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
         plain = f"{folder}{slash}{name.rpartition('.')[0].replace('.', '_')}"
         key = "".join(c if c.isprintable() else "_" for c in plain)
         if key in taken or key != plain:
-            key = f"{key}-{digest64(path.encode('utf-8', 'surrogateescape')):016x}"
+            key = f"{key}-{digest64(path.encode('utf-8', 'surrogatepass')):016x}"
         taken.add(key)
         keys.append(key)
     return keys
@@ -116,7 +116,7 @@ def _classes(url: str, paths: list[str]) -> tuple[str, ...]:
 def _digest(found: list[ObjectInfo]) -> str:
     digest = Digest128()
     for info in found:
-        digest.update(f"{info.key}\0{info.num_bytes}\0{info.etag}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{info.key}\0{info.num_bytes}\0{info.etag}\n".encode("utf-8", "surrogatepass"))
     return digest.hex
 
 

@@ -86,7 +86,7 @@ def shuffled(paths: Sequence[str], seed: int) -> Ints:
     """int64 [N]: a permutation that depends on the seed and the names alone (sorted by a keyed hash of each), so it
     is the same with every numpy, and a file more or less moves no other."""
     key = seed % 2**64
-    hashes = [xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), key) for path in paths]
+    hashes = [xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogatepass"), key) for path in paths]
     return np.argsort(np.asarray(hashes, np.uint64), kind="stable").astype(np.int64)
 
 
