@@ -7,12 +7,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig
-from dalipipe.graphs.crop import Windows, centre_start
+from dalipipe.graphs.crop import Windows
 from dalipipe.graphs.image import build_normalize
 from dalipipe.graphs.resize import best_kernel, resize_into
 from dalipipe.telemetry import Recorder, Stage
@@ -72,14 +69,13 @@ class Assembler:
         if self._buffer is None or len(self._buffer) < num:
             self._buffer = torch.empty(num, size, size, 3, dtype=torch.uint8)
         pixels = self._buffer[:num]
-        corners = centre_start(windows.resized, size)
         # The threads take rows from one counter: no task is longer than an image, and none costs a future.
         rows = itertools.count()
 
         def work() -> None:
             with self._recorder.span(Stage.RESIZE), torch.inference_mode():
                 while (row := next(rows)) < num and not self._stop.is_set():
-                    self._resize_one(decoded[row], pixels[row], windows, row, corners[row])
+                    self._resize_one(decoded[row], pixels[row], windows, row)
 
         for future in [self._pool.submit(work) for _ in range(min(self._num_threads, num))]:
             future.result()
@@ -87,21 +83,16 @@ class Assembler:
             raise ClosedError("the source was closed while it assembled a batch")
         return pixels
 
-    def _resize_one(
-        self, decoded: Any, out: torch.Tensor, windows: Windows, row: int, corner: npt.NDArray[np.int32]
-    ) -> None:
+    def _resize_one(self, decoded: Any, out: torch.Tensor, windows: Windows, row: int) -> None:
         import torch
         from torch.utils.dlpack import from_dlpack
 
-        image = from_dlpack(decoded)
+        image, size = from_dlpack(decoded), self._graph.size
         if self._graph.name == "image_train":
             resize_into(image, out)
             return
-        top, left = windows.start[row].tolist()
-        height, width = windows.shape[row].tolist()
-        if image.shape[:2] != (height, width):
-            image = image[top : top + height, left : left + width].contiguous()
-        resized = torch.empty(*windows.resized[row].tolist(), 3, dtype=torch.uint8)
-        resize_into(image, resized)
-        top, left = corner.tolist()
-        out.copy_(resized[top : top + self._graph.size, left : left + self._graph.size])
+        top, left = windows.corner[row].tolist()
+        down, right = windows.scale[row].tolist()
+        resized = torch.empty(top + size, left + size, 3, dtype=torch.uint8)
+        resize_into(image, resized, (down, right))
+        out.copy_(resized[top:, left:])

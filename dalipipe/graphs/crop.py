@@ -27,23 +27,26 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """What to cut of each of n images. start, shape: int32 [n, 2] as (row, column) and (height, width);
-    mirror: int32 [n], 1 = flip left and right; resized: int32 [n, 2], the size the window is resized to."""
+    """What to cut of each of n images, and what becomes of it.
+
+    start, shape: int32 [n, 2], the window to decode as (row, column) and (height, width). scale: float64 [n, 2],
+    source pixels per output pixel. corner: int32 [n, 2], where in the resized window the output begins. mirror:
+    int32 [n], 1 = flip left and right.
+    """
 
     start: Int32
     shape: Int32
+    scale: npt.NDArray[np.float64]
+    corner: Int32
     mirror: Int32
-    resized: Int32
 
     def region(self, size: int, rows: slice) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """The part of the source that a square of `size` in the middle of the resized window shows.
+        """The part of the source that the output square of `size` shows: for a resize that takes fractions.
 
-        Returns: begin and end, float32 [n, 2], in pixels with fractions; the window itself where it becomes `size`.
+        Returns: begin and end, float32 [n, 2], in pixels of the source.
         """
-        scale = self.shape[rows] / self.resized[rows]
-        # From the whole pixel of the resized image that the CPU's crop begins at: both show the same.
-        begin = self.start[rows] + centre_start(self.resized[rows], size) * scale
-        return begin.astype(np.float32), (begin + size * scale).astype(np.float32)
+        begin = self.start[rows] + self.corner[rows] * self.scale[rows]
+        return begin.astype(np.float32), (begin + size * self.scale[rows]).astype(np.float32)
 
 
 def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
@@ -51,15 +54,27 @@ def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.floa
 
     uniforms: float32 [n, NUM_UNIFORMS] in [0, 1); read by `image_train` only.
     """
+    zero = np.zeros_like(sizes)
     if graph.name == "image_train":
         start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
         mirror = (uniforms[:, _FLIP] < graph.flip).astype(np.int32)
-        return Windows(start=start, shape=shape, mirror=mirror, resized=np.full_like(shape, graph.size))
+        return Windows(start=start, shape=shape, scale=shape / graph.size, corner=zero, mirror=mirror)
     mirror = np.zeros(len(sizes), np.int32)
     if graph.name == "image_eval":
-        start, shape = middle(sizes)
-        return Windows(start=start, shape=shape, mirror=mirror, resized=shorter_side(shape, graph.resize_shorter))
-    return Windows(start=np.zeros_like(sizes), shape=sizes, mirror=mirror, resized=sizes)
+        return _eval_windows(graph, sizes, mirror)
+    return Windows(start=zero, shape=sizes, scale=np.ones(sizes.shape), corner=zero, mirror=mirror)
+
+
+def _eval_windows(graph: GraphConfig, sizes: Int32, mirror: Int32) -> Windows:
+    start, whole = middle(sizes)
+    resized = shorter_side(whole, graph.resize_shorter)
+    scale = whole / resized
+    corner = centre_start(resized, graph.size)
+    # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
+    # must stay: the filter's phase is counted from the window's first pixel.
+    reach = scale * (corner + graph.size - 0.5) + np.maximum(scale, 1.0) + 0.5
+    shape: Int32 = np.minimum(whole, np.ceil(reach)).astype(np.int32)
+    return Windows(start=start, shape=shape, scale=scale, corner=corner, mirror=mirror)
 
 
 def random_resized_crop(

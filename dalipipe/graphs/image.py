@@ -24,23 +24,13 @@ MAX_BATCH_SIZE = 8192
 
 
 def image_train(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
-    """Random resized crop and flip. CPU: the decoded window, uint8 HWC, windows that lie inside the image."""
-    from nvidia.dali import fn, types
-
-    if backend == "cpu":
-        jpeg, start, shape = _inputs(feed, input_names(graph, backend))
-        return fn.decoders.image_slice(jpeg, start=start, shape=shape, axis_names="HW", output_type=types.RGB)
-    return _on_gpu(feed, graph, backend)
+    """Random resized crop and flip. CPU: the decoded window, uint8 HWC, which must lie inside the image."""
+    return _windowed(feed, graph, backend)
 
 
 def image_eval(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
-    """Short side to `resize_shorter`, centre crop. CPU: the whole decoded image, uint8 HWC."""
-    from nvidia.dali import fn, types
-
-    if backend == "cpu":
-        (jpeg,) = _inputs(feed, input_names(graph, backend))
-        return fn.decoders.image(jpeg, output_type=types.RGB)
-    return _on_gpu(feed, graph, backend)
+    """Short side to `resize_shorter`, centre crop. CPU: the part of the image that the crop can see, uint8 HWC."""
+    return _windowed(feed, graph, backend)
 
 
 def image_raw(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
@@ -67,7 +57,7 @@ _DTYPES = {
 
 def input_names(graph: GraphConfig, backend: Backend) -> tuple[str, ...]:
     """The inputs of a graph, in order."""
-    if graph.name == "image_raw" or (graph.name, backend) == ("image_eval", "cpu"):
+    if graph.name == "image_raw":
         return ("image",)
     return ("image", "start", "shape") if backend == "cpu" else _FUSED
 
@@ -146,8 +136,14 @@ def _inputs(feed: Feed, names: tuple[str, ...]) -> Any:
     )
 
 
-def _on_gpu(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
-    jpeg, begin, end, mirror = _inputs(feed, _FUSED)
+def _windowed(feed: Feed, graph: GraphConfig, backend: Backend) -> Any:
+    from nvidia.dali import fn, types
+
+    inputs = _inputs(feed, input_names(graph, backend))
+    if backend == "cpu":
+        jpeg, start, shape = inputs
+        return fn.decoders.image_slice(jpeg, start=start, shape=shape, axis_names="HW", output_type=types.RGB)
+    jpeg, begin, end, mirror = inputs
     return _finish_on_gpu(_decode_for_gpu(jpeg, graph, backend), begin, end, mirror, graph)
 
 

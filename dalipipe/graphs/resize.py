@@ -11,18 +11,31 @@ from collections.abc import Callable
 
 import torch
 
-Kernel = Callable[[torch.Tensor, torch.Tensor], None]
+Scale = tuple[float, float] | None
+Kernel = Callable[[torch.Tensor, torch.Tensor, Scale], None]
 
 
-def resize_private(image: torch.Tensor, out: torch.Tensor) -> None:
-    """Resizes uint8 [1, 3, h, w] to the size of `out` (uint8 [1, 3, H, W]), both channels_last, without a copy."""
-    torch.ops.aten._upsample_bilinear2d_aa.out(image, list(out.shape[2:]), False, None, None, out=out)
+def resize_private(image: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
+    """Resizes uint8 [1, 3, h, w] into `out` (uint8 [1, 3, H, W]), both channels_last, without a copy.
+
+    scale: source pixels per output pixel, as (rows, columns); None = (h / H, w / W). With a scale, `out` may be the
+    upper left part of the resized image only.
+    """
+    down, right = (None, None) if scale is None else (1 / scale[0], 1 / scale[1])
+    torch.ops.aten._upsample_bilinear2d_aa.out(image, list(out.shape[2:]), False, down, right, out=out)
 
 
-def resize_public(image: torch.Tensor, out: torch.Tensor) -> None:
+def resize_public(image: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
     """The same through the public function: one allocation and one copy more."""
-    size = list(out.shape[2:])
-    out.copy_(torch.nn.functional.interpolate(image, size=size, mode="bilinear", antialias=True))
+    height, width = out.shape[2:]
+    interpolate = functools.partial(torch.nn.functional.interpolate, image, mode="bilinear", antialias=True)
+    if scale is None:
+        out.copy_(interpolate(size=[height, width]))
+        return
+    # The public function cuts its output to ⌊side / scale⌋; a factor a hair larger keeps the last pixel from rounding
+    # away and vanishes in the kernel's single precision.
+    factors = [(1 + 1e-12) / side for side in scale]
+    out.copy_(interpolate(scale_factor=factors)[:, :, :height, :width])
 
 
 @functools.cache
@@ -30,18 +43,21 @@ def best_kernel() -> Kernel:
     """The private overload where this torch has it and it agrees with the public function, else the public one."""
     probe = torch.arange(9 * 7 * 3, dtype=torch.uint8).reshape(1, 9, 7, 3).permute(0, 3, 1, 2)
     fast, slow = (torch.empty(1, 5, 4, 3, dtype=torch.uint8).permute(0, 3, 1, 2) for _ in range(2))
-    resize_public(probe, slow)
+    resize_public(probe, slow, None)
     try:
-        resize_private(probe, fast)
+        resize_private(probe, fast, None)
     except (AttributeError, RuntimeError, TypeError):
         return resize_public
     return resize_private if torch.equal(fast, slow) else resize_public
 
 
-def resize_into(image: torch.Tensor, out: torch.Tensor, kernel: Kernel | None = None) -> None:
-    """Resizes `image` (uint8 [h, w, 3]) into `out` (uint8 [H, W, 3]); both contiguous, PIL's BILINEAR."""
-    if image.shape == out.shape:
+def resize_into(image: torch.Tensor, out: torch.Tensor, scale: Scale = None, kernel: Kernel | None = None) -> None:
+    """Resizes `image` (uint8 [h, w, 3]) into `out` (uint8 [H, W, 3]) as PIL's BILINEAR does; both contiguous.
+
+    scale: see `resize_private`.
+    """
+    if scale is None and image.shape == out.shape:
         out.copy_(image)
         return
     kernel = best_kernel() if kernel is None else kernel
-    kernel(image.permute(2, 0, 1).unsqueeze(0), out.permute(2, 0, 1).unsqueeze(0))
+    kernel(image.permute(2, 0, 1).unsqueeze(0), out.permute(2, 0, 1).unsqueeze(0), scale)

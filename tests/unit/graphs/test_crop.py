@@ -96,3 +96,7 @@ def test_regions_are_the_windows_in_train_and_the_centre_in_eval() -> None:
     begin, end = evaluated.region(224, slice(None))
     assert np.abs((begin + end) / 2 - sizes / 2).max() <= 1
     assert np.allclose(end - begin, sizes.min(axis=1, keepdims=True) * 224 / 256, rtol=2e-3)
+    seen = evaluated.start + evaluated.shape
+    assert (seen >= end).all()
+    assert (seen <= sizes).all()
+    assert seen.prod(axis=1).tolist() < (sizes.prod(axis=1) * 0.9).tolist()

@@ -19,7 +19,7 @@ FEED = ("ExternalSource", "cpu")
 FUSED_TAIL = [FEED, FEED, ("Resize", "gpu"), FEED, ("CropMirrorNormalize", "gpu")]
 GOLDEN: dict[tuple[str, Backend], list[tuple[str, str]]] = {
     ("image_train", "cpu"): [FEED, FEED, FEED, ("decoders__ImageSlice", "cpu")],
-    ("image_eval", "cpu"): [FEED, ("decoders__Image", "cpu")],
+    ("image_eval", "cpu"): [FEED, FEED, FEED, ("decoders__ImageSlice", "cpu")],
     ("image_raw", "cpu"): [FEED, ("decoders__Image", "cpu")],
     ("image_train", "mixed"): [FEED, ("decoders__Image", "mixed"), *FUSED_TAIL],
     ("image_eval", "mixed"): [FEED, ("decoders__Image", "mixed"), *FUSED_TAIL],

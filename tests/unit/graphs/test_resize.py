@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from dalipipe.graphs.resize import Kernel, best_kernel, resize_into, resize_private, resize_public
+from dalipipe.graphs.resize import Kernel, Scale, best_kernel, resize_into, resize_private, resize_public
 from tests.support.images import textured_image
 
 
@@ -19,13 +21,28 @@ def test_both_kernels_give_the_same_bits_within_one_level_of_pil(size: tuple[int
     outs = []
     for kernel in (resize_private, resize_public):
         batch = torch.zeros(3, 64, 48, 3, dtype=torch.uint8)
-        resize_into(image, batch[1], kernel)
+        resize_into(image, batch[1], None, kernel)
         assert not batch[0].any()
         assert not batch[2].any()
         outs.append(batch[1])
     assert torch.equal(outs[0], outs[1])
     wanted = np.asarray(picture.resize((48, 64), Image.Resampling.BILINEAR), np.int16)
     assert np.abs(outs[0].numpy().astype(np.int16) - wanted).max() <= 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(side=st.integers(2, 400), target=st.integers(8, 300), part=st.floats(0.1, 1))
+def test_the_upper_left_part_is_that_of_the_whole(side: int, target: int, part: float) -> None:
+    """With the scale of the whole, both kernels give bit for bit the part, as long as the filter finds its pixels."""
+    image = torch.from_numpy(np.array(textured_image(side, height=side, width=side)))
+    scale, kept = side / target, max(1, int(part * target))
+    whole = torch.empty(target, target, 3, dtype=torch.uint8)
+    resize_into(image, whole, (scale, scale))
+    reach = min(side, int(np.ceil(scale * (kept - 0.5) + max(scale, 1) + 0.5)))
+    for kernel in (resize_private, resize_public):
+        out = torch.empty(kept, kept, 3, dtype=torch.uint8)
+        resize_into(image[:reach, :reach].contiguous(), out, (scale, scale), kernel)
+        assert torch.equal(out, whole[:kept, :kept])
 
 
 def test_equal_size_is_a_copy() -> None:
@@ -39,10 +56,10 @@ def test_equal_size_is_a_copy() -> None:
 def test_a_torch_without_the_private_kernel_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing overload and one that computes something else both lead to the public function."""
 
-    def gone(image: torch.Tensor, out: torch.Tensor) -> None:
+    def gone(image: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
         raise AttributeError("no such overload")
 
-    def wrong(image: torch.Tensor, out: torch.Tensor) -> None:
+    def wrong(image: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
         out.zero_()
 
     for kernel in (gone, wrong):

@@ -1,0 +1,187 @@
+"""How fast do bytes in memory become batches, against raw DALI on the same files?
+
+    python benchmarks/graphs.py FOLDER [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--json]
+
+T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. Raw DALI is `readers.file` with
+`DALIGenericIterator`, its decode fused with the random crop (T1) and its resize fused with the centre crop (T2). Both
+run in this process in turn, round by round, so that whatever else the machine does hits both; a ratio is the median
+over rounds. CPU is user + system time of the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dalipipe.graphs.config import GraphConfig, QuarantineConfig
+from dalipipe.graphs.source import open_source
+from dalipipe.prefetch.contract import Sample, Step
+from dalipipe.shards.imageheader import parse_image_header
+from dalipipe.telemetry import Recorder
+
+_WARM_BATCHES = 4
+_SETTLE_S = 0.3
+_TASKS = {"T1": "image_train", "T2": "image_eval"}
+
+
+class MemorySteps:
+    """An endless prefetcher over files that are in memory, their sizes known as from an index."""
+
+    def __init__(self, files: list[Path], batch_size: int) -> None:
+        self._images = [np.frombuffer(file.read_bytes(), np.uint8) for file in files]
+        headers = [parse_image_header(image.data) for image in self._images]
+        self._sizes = np.array([(header.height, header.width) for header in headers], np.int32)
+        self._label = np.frombuffer(b"7", np.uint8)
+        self._batch_size = batch_size
+        self._steps = itertools.count()
+
+    def next(self) -> Step:
+        """The next `batch_size` files, wrapping around."""
+        step = next(self._steps)
+        ids = (np.arange(self._batch_size) + step * self._batch_size) % len(self._images)
+        fields = {"image": [self._images[i] for i in ids], "label": [self._label] * self._batch_size}
+        return Step(
+            epoch=0, step=step, ids=ids.astype(np.int64), fields=fields, sizes=self._sizes[ids],
+            valid=np.ones(self._batch_size, np.bool_), substitutes=_no_substitutes, release=lambda: None,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _no_substitutes(_row: int) -> Iterator[Sample]:
+    return iter(())
+
+
+class Ours:
+    """The source of this package, fed from memory."""
+
+    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int) -> None:
+        self._source = open_source(
+            MemorySteps(files, batch_size),
+            graph=GraphConfig(name=_TASKS[task], num_threads=threads),
+            quarantine=QuarantineConfig(),
+            fields=["image", "label"],
+            seed=0,
+            device="cpu",
+            queue_depth=2,
+            num_samples=len(files),
+            run_dir=None,
+            recorder=Recorder(),
+        )
+
+    def next(self) -> Any:
+        """One batch of images."""
+        return next(self._source).tensors["image"]
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._source.close()
+
+
+class RawDali:
+    """What a DALI user writes, with the fused operators."""
+
+    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int) -> None:
+        from nvidia.dali import Pipeline, fn, types
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        graph = GraphConfig()
+        names = [str(file) for file in files]
+        names = (names * (1 + 40 * batch_size // len(names)))[: 40 * batch_size]
+        pipeline = Pipeline(batch_size=batch_size, num_threads=threads, device_id=None, prefetch_queue_depth=2)
+        with pipeline:
+            jpeg, label = fn.readers.file(files=names, labels=[7] * len(names), name="files")
+            if task == "T1":
+                crop = fn.decoders.image_random_crop(jpeg, random_area=graph.scale, random_aspect_ratio=graph.ratio)
+                image, mirror = fn.resize(crop, size=[224, 224]), fn.random.coin_flip()
+            else:
+                whole = fn.decoders.image(jpeg, output_type=types.RGB)
+                image, mirror = fn.resize_crop_mirror(whole, resize_shorter=256, crop=[224, 224]), 0
+            normal = fn.crop_mirror_normalize(
+                image, mirror=mirror, dtype=types.FLOAT, output_layout="CHW", mean=graph.mean, std=graph.std
+            )
+            pipeline.set_outputs(normal, label)
+        self._iterator: Any = DALIGenericIterator([pipeline], ["image", "label"], reader_name="files", auto_reset=True)
+
+    def next(self) -> Any:
+        """One batch of images."""
+        try:
+            return next(self._iterator)[0]["image"]
+        except StopIteration:
+            return next(self._iterator)[0]["image"]
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._iterator = None
+
+
+def measure(peer: Ours | RawDali, num_batches: int, batch_size: int) -> tuple[float, float]:
+    """Images a second, and CPU milliseconds an image, after a few untimed batches."""
+    for _ in range(_WARM_BATCHES):
+        peer.next()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(num_batches):
+        image = peer.next()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    assert tuple(image.shape) == (batch_size, 3, 224, 224)
+    time.sleep(_SETTLE_S)  # what is decoded ahead must not be charged to the other one
+    num_images = num_batches * batch_size
+    return num_images / wall, cpu / num_images * 1e3
+
+
+def compare(task: str, files: list[Path], args: argparse.Namespace) -> dict[str, float]:
+    """Medians of both peers and of the ratios within each round."""
+    peers = {kind.__name__: kind(task, files, args.batch_size, args.threads) for kind in (Ours, RawDali)}
+    rounds = []
+    for number in range(args.rounds):
+        names = list(peers) if number % 2 == 0 else list(peers)[::-1]
+        rounds.append({name: measure(peers[name], args.batches, args.batch_size) for name in names})
+    for peer in peers.values():
+        peer.close()
+
+    def median(values: Iterator[float]) -> float:
+        return round(statistics.median(values), 3)
+
+    return {
+        "ours_images_per_s": median(r["Ours"][0] for r in rounds),
+        "dali_images_per_s": median(r["RawDali"][0] for r in rounds),
+        "speedup": median(r["Ours"][0] / r["RawDali"][0] for r in rounds),
+        "ours_cpu_ms": median(r["Ours"][1] for r in rounds),
+        "dali_cpu_ms": median(r["RawDali"][1] for r in rounds),
+        "cpu_saving": median(r["RawDali"][1] / r["Ours"][1] for r in rounds),
+    }
+
+
+def main() -> None:
+    """Prints one table, or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="JPEG files, searched recursively")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    files = sorted(file for file in args.folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        parser.error(f"no JPEG under {args.folder}")
+    results = {task: compare(task, files, args) for task in _TASKS}
+    if args.json:
+        print(json.dumps({"files": len(files), "threads": args.threads, **results}))
+        return
+    for task, figures in results.items():
+        print(task, "  ".join(f"{name} {value:g}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
