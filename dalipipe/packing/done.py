@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dalipipe.shards.digest import digest64
 from dalipipe.shards.index import Rows
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 FOLDER = ".pack"
+_DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def record_name(shard: str) -> str:
 
 
 def encode_done(done: ShardDone) -> bytes:
-    """Writes a done record (an Arrow IPC file)."""
+    """Writes a done record: the digest of what follows (8 bytes, little-endian), then an Arrow IPC file."""
     import pyarrow as pa
 
     rows = done.rows
@@ -73,15 +75,21 @@ def encode_done(done: ShardDone) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    body = bytes(sink.getvalue())
+    return digest64(body).to_bytes(_DIGEST_BYTES, "little") + body
 
 
 def decode_done(data: Buffer) -> ShardDone | None:
     """Reads a done record; None when it is not one (damaged, or of another version): the shard is written again."""
     import pyarrow as pa
 
+    view = memoryview(data).cast("B")
+    # A damaged Arrow file is never parsed; the copy aligns the columns.
+    body = bytes(view[_DIGEST_BYTES:])
+    if digest64(body) != int.from_bytes(view[:_DIGEST_BYTES], "little"):
+        return None
     try:
-        reader = pa.ipc.open_file(pa.py_buffer(data))
+        reader = pa.ipc.open_file(pa.py_buffer(body))
         said = json.loads(reader.schema.metadata[b"done"])
         batch = reader.get_batch(0)
         columns = {name: batch.column(name).to_numpy() for name in batch.schema.names if name != "key"}

@@ -90,9 +90,10 @@ class ManifestBuilder:
             num_samples=self.num_samples,
             num_shards=len(self._names),
             num_bytes=sum(self._columns["num_bytes"]),
+            shards_checksum=digest64(shards),
             made_by=dict(made_by or {}),
         )
-        header = replace(header, identity=identity_of(header, decode_shards(shards)))
+        header = replace(header, identity=identity_of(header, decode_shards(shards, header.shards_checksum)))
         return ManifestFiles(
             header=encode_header(header),
             shards=shards,

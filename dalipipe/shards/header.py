@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dalipipe.errors import ManifestError
-from dalipipe.shards.digest import Digest128
+from dalipipe.shards.digest import Digest128, digest64
 from dalipipe.shards.fields import Field
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What `manifest.json` says. `made_by` is no part of the identity."""
+    """What `manifest.json` says. `shards_checksum` (xxh3-64 of `shards.arrow`, so that no damaged file is parsed) and
+    `made_by` are no part of the identity."""
 
     kind: str
     fields: tuple[Field, ...]
@@ -44,6 +45,7 @@ class Header:
     num_shards: int
     num_bytes: int
     identity: str = ""
+    shards_checksum: int = 0
     made_by: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,13 +82,20 @@ def encode_shards(
     return bytes(sink.getvalue())
 
 
-def decode_shards(data: Buffer) -> ShardTable:
-    """Reads `shards.arrow`.
+def decode_shards(data: Buffer, checksum: int) -> ShardTable:
+    """Reads `shards.arrow`, whose xxh3-64 must be `checksum`.
 
     Raises:
-        ManifestError: it is torn, or has other columns.
+        ManifestError: it is torn, of another data set, or has other columns.
     """
     import pyarrow as pa
+
+    found_checksum = digest64(data)
+    if found_checksum != checksum:
+        raise ManifestError(
+            f"{SHARDS_NAME} has digest {found_checksum:016x} ({memoryview(data).nbytes} bytes found), {HEADER_NAME} "
+            f"states {checksum:016x}: it is torn, damaged or of another data set; copy or pack again"
+        )
 
     try:
         reader = pa.ipc.open_file(pa.py_buffer(data))
@@ -95,8 +104,8 @@ def decode_shards(data: Buffer) -> ShardTable:
             raise ManifestError(f"{SHARDS_NAME} has columns {found}, expected {_COLUMNS}; pack again")
         batch = reader.get_batch(0)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise ManifestError(f"{SHARDS_NAME} cannot be read ({error}): it is torn or damaged; pack again") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{SHARDS_NAME} cannot be read ({error}); pack again") from error
     name, *numbers = (batch.column(c) for c in _COLUMNS)
     if any(column.null_count for column in (name, *numbers)):
         raise ManifestError(f"{SHARDS_NAME} has empty cells: it is damaged; pack again")
@@ -117,6 +126,7 @@ def encode_header(header: Header) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "identity": header.identity,
+        "shards_checksum": f"{header.shards_checksum:016x}",
         "kind": header.kind,
         "num_samples": header.num_samples,
         "num_shards": header.num_shards,
@@ -158,6 +168,7 @@ def decode_header(data: Buffer) -> Header:
             num_shards=int(said["num_shards"]),
             num_bytes=int(said["num_bytes"]),
             identity=str(said["identity"]),
+            shards_checksum=int(said["shards_checksum"], 16),
             made_by={str(k): str(v) for k, v in said.get("made_by", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -181,7 +192,7 @@ def identity_of(header: Header, shards: ShardTable) -> str:
             "the two are of different data sets, or damaged: copy or pack again"
         )
     digest = Digest128()
-    bare = replace(header, identity="", made_by={})
+    bare = replace(header, identity="", shards_checksum=0, made_by={})
     digest.update(encode_header(bare))
     for name in shards.names:
         digest.update(name.as_py().encode() + b"\0")

@@ -108,14 +108,14 @@ class Manifest:
                 "or make the data set with `dalipipe pack`"
             ) from error
         try:
-            shards = decode_shards(read(SHARDS_NAME))
+            shards = decode_shards(read(SHARDS_NAME), header.shards_checksum)
         except FileNotFoundError as error:
             raise ManifestError(f"{HEADER_NAME} is there but {SHARDS_NAME} is not: {error}; pack again") from error
         found = identity_of(header, shards)
         if found != header.identity:
             raise ManifestError(
                 f"{SHARDS_NAME} does not belong to {HEADER_NAME}: identity {found} found, {header.identity} expected; "
-                "the data set was copied while it changed, or one file is damaged: copy or pack again"
+                "one of them was changed by hand or is damaged: copy or pack again"
             )
         return cls(header, shards, read_index or read, max_open_indices=max_open_indices)
 

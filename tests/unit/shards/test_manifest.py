@@ -125,7 +125,7 @@ def test_identity_names_content_and_nothing_else(folder):
 
 def test_identity_is_pinned(folder):
     """Caches on disk are named after it: a change of this value orphans all of them and needs a new version."""
-    assert Manifest.open(folder.read).identity == "906caf3918c425e98b4c021472b786b6"
+    assert Manifest.open(folder.read).identity == "d39d010ef8614be0387e614c9bb19ccc"
 
 
 def test_a_folder_without_a_manifest_is_not_a_dataset(folder):
@@ -168,8 +168,8 @@ DAMAGES = {
     "other counts": Damage(
         "manifest.json", lambda d: d.replace(b'"num_samples": 15', b'"num_samples": 16'), r"states .*16.*has .*15"
     ),
-    "torn shards": Damage("shards.arrow", lambda d: d[:-20], r"shards\.arrow cannot be read"),
-    "empty shards": Damage("shards.arrow", lambda d: b"", r"shards\.arrow cannot be read"),
+    "torn shards": Damage("shards.arrow", lambda d: d[:-20], r"shards\.arrow has digest .* bytes found.* states"),
+    "empty shards": Damage("shards.arrow", lambda d: b"", r"shards\.arrow has digest .* bytes found.* states"),
     "no shards": Damage("shards.arrow", None, r"manifest\.json is there but shards\.arrow is not"),
 }
 
@@ -190,7 +190,7 @@ def test_a_damaged_manifest_says_which_file_and_what_was_expected(folder, case):
 def test_shards_of_another_dataset_are_refused(folder):
     other = [[(f"k{i}-{j}", {"jpg": bytes([i + 1]) * (50 * j + 1), "cls": b"1"}) for j in range(5)] for i in range(3)]
     folder.files["shards.arrow"] = write_dataset(other, block_samples=4).files["shards.arrow"]
-    with pytest.raises(ManifestError, match=r"shards\.arrow does not belong to manifest\.json"):
+    with pytest.raises(ManifestError, match=r"shards\.arrow has digest .*of another data set"):
         Manifest.open(folder.read)
 
 
@@ -198,22 +198,14 @@ def test_shards_of_another_dataset_are_refused(folder):
 @given(
     at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), file=st.sampled_from(["shards.arrow", "s1.tar.idx"])
 )
-def test_a_flipped_bit_is_a_manifest_error_or_harmless(at, bit, file):
+def test_a_flipped_bit_is_always_found(at, bit, file):
     shards = [[(f"k{i}-{j}", {"jpg": b"x" * j, "cls": b"1"}) for j in range(5)] for i in range(3)]
     folder = write_dataset(shards, block_samples=4)
-    sound = Manifest.open(folder.read)
-    ids = np.arange(15)
     data = bytearray(folder.files[file])
     data[int(at * len(data))] ^= 1 << bit
     folder.files[file] = bytes(data)
-    try:
-        manifest = Manifest.open(folder.read)
-        located = manifest.locate(ids)
-    except ManifestError:
-        return
-    assert file == "shards.arrow"  # padding of the Arrow file; an index is checked whole
-    assert manifest.identity == sound.identity
-    assert located.fields["image"][0].tolist() == sound.locate(ids).fields["image"][0].tolist()
+    with pytest.raises(ManifestError, match=file):
+        Manifest.open(folder.read).locate(np.arange(15))
 
 
 @pytest.mark.parametrize(
