@@ -56,6 +56,9 @@ class TestProcesses(EngineContract):
         with pytest.raises(PackError, match="ended with exit code 7 while it worked on leaver"):
             list(engine.run(_exit, [0, 7], names=["stayer", "leaver"]))
 
+    def test_ctrl_c_is_the_parents_affair(self, engine: LocalEngine) -> None:
+        assert [one.result for one in engine.run(_interrupt_itself, [1, 1], names=["a", "b"])] == [1, 1]
+
     def test_workers_traceback_is_the_cause(self, engine: LocalEngine) -> None:
         with pytest.raises(ZeroDivisionError) as caught:
             list(engine.run(_divide, [0, 0], names=["a", "b"]))
@@ -173,6 +176,12 @@ def _killed_at(task: tuple[str, bool]) -> None:
 def _exit(code: int) -> None:
     if code:
         os._exit(code)
+
+
+def _interrupt_itself(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+    return number
 
 
 def _divide(number: int) -> float:
