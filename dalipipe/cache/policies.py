@@ -31,7 +31,8 @@ def block_hashes(num_blocks: int) -> npt.NDArray[np.float64]:
     x = np.arange(num_blocks, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) / np.float64(1 << 53)
+    hashes: npt.NDArray[np.float64] = ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) / np.float64(1 << 53)
+    return hashes
 
 
 def pinned_share(capacity_bytes: int, total_bytes: int, num_blocks: int) -> float:

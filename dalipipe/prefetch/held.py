@@ -25,6 +25,8 @@ class HeldBlocks:
 
     Not thread-safe: the owner's lock guards it.
 
+    `resident_bytes` counts all memory that the views hold, `busy_bytes` that of blocks in use.
+
     Args:
         block_samples: K; a block in memory is done when so many of its samples were used in the epoch.
     """
@@ -37,6 +39,7 @@ class HeldBlocks:
         self._used_samples: dict[int, int] = {}
         self._retired_unfetched: set[int] = set()
         self.resident_bytes = 0
+        self.busy_bytes = 0
 
     def __contains__(self, block: int) -> bool:
         return block in self._held
@@ -47,6 +50,17 @@ class HeldBlocks:
     def view(self, block: int) -> BlockView:
         """The held view of a block."""
         return self._held[block].view
+
+    def extra_bytes(self, blocks: Iterable[int], unknown_bytes: int) -> int:
+        """Bytes that these blocks would add to `busy_bytes`; `unknown_bytes` for each that nobody waits for yet."""
+        extra = 0
+        for block in blocks:
+            held = self._held.get(block)
+            if held is None:
+                extra += 0 if block in self._waiting_users else unknown_bytes
+            elif not held.users:
+                extra += held.view.held_bytes
+        return extra
 
     def announce(self, number: int, blocks: Iterable[int]) -> None:
         """Step `number` (counted from the start of the run) will use these blocks."""
@@ -65,6 +79,7 @@ class HeldBlocks:
             if held is None:
                 self._waiting_users[block] = self._waiting_users.get(block, 0) + 1
             else:
+                self.busy_bytes += 0 if held.users else held.view.held_bytes
                 held.users += 1
                 held.retired = False
 
@@ -72,8 +87,10 @@ class HeldBlocks:
         """A block has come; the steps that wait for it use it from now on."""
         retired = block in self._retired_unfetched
         self._retired_unfetched.discard(block)
-        self._held[block] = _Held(view=view, users=self._waiting_users.pop(block, 0), retired=retired)
+        held = _Held(view=view, users=self._waiting_users.pop(block, 0), retired=retired)
+        self._held[block] = held
         self.resident_bytes += view.held_bytes
+        self.busy_bytes += view.held_bytes if held.users else 0
 
     def leave(self, blocks: Iterable[int]) -> None:
         """A step is done with its blocks; those without a use ahead are let go."""
@@ -82,8 +99,10 @@ class HeldBlocks:
             if held is None:
                 continue
             held.users -= 1
-            if held.users == 0 and not self._worth_keeping(block, held):
-                self._drop(block)
+            if held.users == 0:
+                self.busy_bytes -= held.view.held_bytes
+                if not self._worth_keeping(block, held):
+                    self._drop(block)
 
     def make_room(self, num_bytes: int, cap_bytes: int) -> bool:
         """Lets unused blocks in memory go, those needed last first, until `num_bytes` fit under the cap."""
@@ -125,8 +144,10 @@ class HeldBlocks:
         return upcoming[0] if upcoming else float("inf")
 
     def _drop(self, block: int) -> None:
-        view = self._held.pop(block).view
+        held = self._held.pop(block)
+        view = held.view
         self.resident_bytes -= view.held_bytes
+        self.busy_bytes -= view.held_bytes if held.users else 0
         if block not in self._upcoming and self._used_samples.get(block, 0) >= self._block_samples:
             self._used_samples.pop(block, None)
         view.release()

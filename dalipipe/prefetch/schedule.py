@@ -63,11 +63,13 @@ class Schedule:
     Args:
         cap_bytes: cap on blocks in memory, those under way included. A block that the first step of the window lacks
             is fetched whatever the cap says: one step always fits.
+        block_bytes: what a block takes before its size is known: the mean.
         block_samples: K, samples of a block.
     """
 
-    def __init__(self, *, cap_bytes: int, block_samples: int) -> None:
+    def __init__(self, *, cap_bytes: int, block_bytes: int, block_samples: int) -> None:
         self._cap_bytes = cap_bytes
+        self._block_bytes = block_bytes
         self._held = HeldBlocks(block_samples)
         self._plans: deque[StepPlan] = deque()
         self._num_announced = 0
@@ -116,7 +118,11 @@ class Schedule:
 
     def reserve(self, block: int, num_bytes: int) -> bool:
         """Takes room for a block under way until it has come or failed, if there is some or it must be."""
-        if not self._is_urgent(block) and not self._fits(num_bytes):
+        # Room goes in order of need: blocks that were started earlier and have none yet are counted as if they had.
+        before = list(self._under_way).index(block)
+        num_ahead = sum(other not in self._reserved for other in list(self._under_way)[:before])
+        fits = self._fits(num_bytes * (num_ahead + 1))
+        if not fits and not self._is_urgent(block):
             return False
         self._reserved[block] = num_bytes
         return True
@@ -165,7 +171,7 @@ class Schedule:
             steps.clear()
 
     def _admit(self, depth: int) -> None:
-        while len(self._window) < depth and self._plans and self._has_views():
+        while len(self._window) < depth and self._plans and self._may_admit(self._plans[0]):
             plan = self._plans.popleft()
             if plan.order.epoch != self._epoch:
                 self._held.end_epoch()
@@ -182,9 +188,15 @@ class Schedule:
         self._under_way.pop(block, None)
         self._reserved.pop(block, None)
 
-    def _has_views(self) -> bool:
-        num_views = len(self._held) + len(self._wanted) + len(self._under_way)
-        return num_views < MAX_VIEWS or len(self._window) < MIN_DEPTH
+    def _may_admit(self, plan: StepPlan) -> bool:
+        # Blocks of the window are in use and cannot make room, so the steps let in are those whose blocks fit.
+        if not self._window:
+            return True
+        num_coming = len(self._wanted) + len(self._under_way)
+        extra_bytes = self._held.extra_bytes(plan.blocks, self._block_bytes)
+        if self._held.busy_bytes + num_coming * self._block_bytes + extra_bytes > self._cap_bytes:
+            return False
+        return len(self._held) + num_coming < MAX_VIEWS or len(self._window) < MIN_DEPTH
 
     def _may_plan(self) -> bool:
         may, self._planning = not self._planning, True

@@ -75,6 +75,11 @@ class WindowPrefetcher:
         """Steps that are kept ready or under way just now."""
         return self._controller.depth
 
+    def is_full(self) -> bool:
+        """Whether all steps of the window lie ready, so that only the consumer is waited for."""
+        with self._lock:
+            return self._schedule.is_full(self._controller.depth)
+
     def next(self) -> Step:
         """Returns the next step; see `Prefetcher.next`.
 
@@ -281,14 +286,14 @@ def open_prefetcher(
         StepPlanner(orders, start, slots, manifest.block_samples),
         Assembler(manifest, cache, fields, recorder),
         cache,
-        Schedule(cap_bytes=_cap_bytes(config, manifest), block_samples=manifest.block_samples),
+        _open_schedule(config, manifest),
         config=config,
         block_bytes=manifest.block_bytes,
         recorder=recorder,
     )
 
 
-def _cap_bytes(config: PrefetchConfig, manifest: Manifest) -> int:
+def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cap_bytes = parse_capacity(config.memory_cap, host_bytes, "prefetch.memory_cap")
     mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
@@ -297,4 +302,4 @@ def _cap_bytes(config: PrefetchConfig, manifest: Manifest) -> int:
             f"prefetch.memory_cap={config.memory_cap!r} ({format_bytes(cap_bytes)}) does not hold one block of this "
             f"data set, {format_bytes(mean_bytes)} on average; give at least {mean_bytes} bytes"
         )
-    return cap_bytes
+    return Schedule(cap_bytes=cap_bytes, block_bytes=mean_bytes, block_samples=manifest.block_samples)

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dalipipe.cache.config import CacheConfig
+from dalipipe.cache.open import open_cache
+from dalipipe.errors import ConfigError, IntegrityError, PipelineError, PipelineTimeoutError, StorageError
+from dalipipe.prefetch.config import PrefetchConfig
+from dalipipe.prefetch.window import WindowPrefetcher, open_prefetcher
+from dalipipe.shards.manifest import Manifest
+from dalipipe.telemetry import Recorder
+from tests.contracts.prefetcher import BATCH_SIZE, PrefetcherContract, check_bytes, orders_of
+from tests.support.lake import MemoryLake, image_set, open_folder
+
+
+def start_prefetcher(
+    manifest: Manifest,
+    lake: MemoryLake,
+    cache_config: CacheConfig,
+    *,
+    start: tuple[int, int] = (0, 0),
+    slots: Sequence[int] = range(BATCH_SIZE),
+    last_batch: str = "pad",
+    config: PrefetchConfig | None = None,
+    recorder: Recorder | None = None,
+    fields: Sequence[str] = ("image", "label"),
+) -> WindowPrefetcher:
+    recorder = recorder or Recorder()
+    return open_prefetcher(
+        orders=orders_of(manifest, last_batch=last_batch),
+        start=start,
+        slots=np.asarray(slots, np.int64),
+        manifest=manifest,
+        cache=open_cache(manifest, lake, cache_config, recorder),
+        fields=fields,
+        config=config or PrefetchConfig(threads=3),
+        recorder=recorder,
+    )
+
+
+STREAM = CacheConfig(policy="stream")
+
+
+class TestOverNode(PrefetcherContract):
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
+
+    def make(
+        self,
+        manifest: Manifest,
+        lake: MemoryLake,
+        *,
+        start: tuple[int, int] = (0, 0),
+        slots: Sequence[int] = range(BATCH_SIZE),
+        last_batch: str = "pad",
+    ) -> WindowPrefetcher:
+        cache_config = CacheConfig(dir=str(self.directory))
+        return start_prefetcher(manifest, lake, cache_config, start=start, slots=slots, last_batch=last_batch)
+
+
+class TestOverStream(PrefetcherContract):
+    def make(
+        self,
+        manifest: Manifest,
+        lake: MemoryLake,
+        *,
+        start: tuple[int, int] = (0, 0),
+        slots: Sequence[int] = range(BATCH_SIZE),
+        last_batch: str = "pad",
+    ) -> WindowPrefetcher:
+        # A cap of a few blocks, so that every rule about memory is at work.
+        config = PrefetchConfig(threads=4, depth=4, memory_cap="32KiB")
+        return start_prefetcher(manifest, lake, STREAM, start=start, slots=slots, last_batch=last_batch, config=config)
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return open_folder(image_set())
+
+
+@pytest.fixture
+def lake() -> MemoryLake:
+    return MemoryLake(image_set())
+
+
+def steps_of_epoch(manifest: Manifest) -> int:
+    return orders_of(manifest)(0).num_steps
+
+
+def test_an_epoch_streamed_reads_each_byte_once(manifest: Manifest, lake: MemoryLake) -> None:
+    prefetcher = start_prefetcher(manifest, lake, STREAM, last_batch="drop", config=PrefetchConfig(depth=2, threads=2))
+    try:
+        for _ in range(orders_of(manifest, last_batch="drop")(0).num_steps):
+            step = prefetcher.next()
+            check_bytes(step)
+            step.release()
+    finally:
+        prefetcher.close()
+    once = [extent for extent, count in lake.reads.items() if count == 1]
+    # Only blocks of the next epoch, which the window has begun, can have been read again.
+    assert len(once) > len(lake.reads) / 2
+    assert max(lake.reads.values()) <= 2
+
+
+def test_a_wait_for_the_lake_is_charged_to_the_lake(manifest: Manifest, lake: MemoryLake) -> None:
+    lake.on_read = lambda key, start, stop: time.sleep(0.3)
+    recorder = Recorder()
+    prefetcher = start_prefetcher(
+        manifest, lake, STREAM, recorder=recorder, config=PrefetchConfig(threads=32, timeout_s=30)
+    )
+    try:
+        began_s = time.perf_counter()
+        prefetcher.next().release()
+        waited_s = time.perf_counter() - began_s
+    finally:
+        prefetcher.close()
+    counts = recorder.snapshot()
+    assert waited_s >= 0.2
+    assert counts["wait_s.lake"] >= 0.15
+    assert sum(value for name, value in counts.items() if name.startswith("wait_s.")) <= 1.1 * waited_s + 0.02
+
+
+def test_a_slow_consumer_is_told_from_a_slow_lake(manifest: Manifest, lake: MemoryLake) -> None:
+    recorder = Recorder()
+    prefetcher = start_prefetcher(manifest, lake, STREAM, recorder=recorder, config=PrefetchConfig(depth=2, threads=2))
+    try:
+        prefetcher.next().release()
+        for _ in range(3):
+            deadline_s = time.monotonic() + 10
+            while not prefetcher.is_full() and time.monotonic() < deadline_s:
+                time.sleep(0.005)
+            time.sleep(0.05)
+            prefetcher.next().release()
+    finally:
+        prefetcher.close()
+    counts = recorder.snapshot()
+    assert counts["wait_s.consumer"] >= 0.14
+    assert counts.get("wait_s.lake", 0) < counts["wait_s.consumer"]
+
+
+def test_a_failing_store_is_raised_at_the_step_that_needs_the_block(manifest: Manifest, lake: MemoryLake) -> None:
+    order = orders_of(manifest)(0)
+    seen: set[int] = set()
+    first_needs = []
+    for number in range(order.num_steps):
+        blocks = set((order.ids(number, 1)[0] // manifest.block_samples).tolist()) - {-1}
+        first_needs.append(blocks - seen)
+        seen |= blocks
+    victim_step = next(number for number in range(2, order.num_steps) if first_needs[number])
+    victim = min(first_needs[victim_step])
+    extents = {(extent.shard, extent.start) for extent in manifest.extents(victim)}
+
+    def fail(key: str, start: int, stop: int) -> None:
+        if (key, start) in extents:
+            raise StorageError(f"{lake.url}/{key}: 503")
+
+    lake.on_read = fail
+    prefetcher = start_prefetcher(manifest, lake, STREAM)
+    try:
+        for number in range(victim_step):
+            step = prefetcher.next()
+            assert step.step == number
+            step.release()
+        for _ in range(2):
+            with pytest.raises(PipelineError, match=f"epoch 0 step {victim_step} needs block {victim}.*503") as caught:
+                prefetcher.next()
+            assert isinstance(caught.value.__cause__, StorageError)
+    finally:
+        began_s = time.monotonic()
+        prefetcher.close()
+        assert time.monotonic() - began_s < 2
+
+
+def test_corrupt_bytes_reach_the_trainer_as_an_error_never_as_data(manifest: Manifest, lake: MemoryLake) -> None:
+    for key in [key for key in lake.files if key.endswith(".tar")]:
+        lake.files[key] = bytes(len(lake.files[key]))
+    prefetcher = start_prefetcher(manifest, lake, STREAM)
+    try:
+        with pytest.raises(PipelineError) as caught:
+            prefetcher.next()
+        assert isinstance(caught.value.__cause__, IntegrityError)
+    finally:
+        prefetcher.close()
+
+
+def test_an_error_of_the_order_ends_as_a_pipeline_error(manifest: Manifest, lake: MemoryLake) -> None:
+    def orders(epoch: int) -> object:
+        raise ZeroDivisionError("a bug in the order")
+
+    prefetcher = open_prefetcher(
+        orders=orders,  # type: ignore[arg-type]
+        start=(0, 0),
+        slots=np.arange(4),
+        manifest=manifest,
+        cache=open_cache(manifest, lake, STREAM, Recorder()),
+        fields=["image"],
+        config=PrefetchConfig(threads=2),
+        recorder=Recorder(),
+    )
+    try:
+        with pytest.raises(PipelineError, match="a bug in the order") as caught:
+            prefetcher.next()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    finally:
+        prefetcher.close()
+
+
+def test_a_store_that_hangs_times_out_by_name_and_does_not_hold_up_close(
+    manifest: Manifest, lake: MemoryLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = threading.Event()
+    lake.on_read = lambda key, start, stop: gate.wait(60) and None
+    config = PrefetchConfig(threads=2, timeout_s=0.2)
+    prefetcher = start_prefetcher(manifest, lake, STREAM, config=config)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("dalipipe-fetch")]
+    try:
+        with pytest.raises(PipelineTimeoutError, match=r"0\.2 s.*epoch 0 step 0 lacks \d+ blocks \[.*under way"):
+            prefetcher.next()
+        began_s = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            prefetcher.close()
+        assert time.monotonic() - began_s < 2
+        assert "left behind" in caplog.text
+    finally:
+        gate.set()
+        for thread in threads:
+            thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
+    folder = image_set(1600, block_samples=8, num_bytes=1000)
+    manifest, lake = open_folder(folder), MemoryLake(folder)
+    cache = open_cache(manifest, lake, STREAM, Recorder())
+    largest = max(manifest.block_bytes(block) for block in range(manifest.num_blocks))
+    # Three steps whose samples all lie in different blocks: one handed out, one at the head, one behind it.
+    cap_bytes = 3 * BATCH_SIZE * largest
+    resident = peak = 0
+    lock = threading.Lock()
+    real_get = cache.get
+
+    def get(block: int) -> object:
+        nonlocal resident, peak
+        view = real_get(block)
+        release = view.release
+        with lock:
+            resident += view.held_bytes
+            peak = max(peak, resident)
+
+        class Counted:
+            memory, tier, held_bytes, done = view.memory, view.tier, view.held_bytes, False
+
+            def release(self) -> None:
+                nonlocal resident
+                with lock:
+                    resident -= 0 if self.done else self.held_bytes
+                self.done = True
+                release()
+
+        return Counted()
+
+    cache.get = get  # type: ignore[method-assign, assignment]
+    prefetcher = open_prefetcher(
+        orders=orders_of(manifest),
+        start=(0, 0),
+        slots=np.arange(BATCH_SIZE),
+        manifest=manifest,
+        cache=cache,
+        fields=["image"],
+        config=PrefetchConfig(threads=4, depth=16, memory_cap=cap_bytes),
+        recorder=Recorder(),
+    )
+    try:
+        for _ in range(2 * orders_of(manifest)(0).num_steps):
+            prefetcher.next().release()
+    finally:
+        prefetcher.close()
+    assert 0 < peak <= cap_bytes
+    assert resident == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (PrefetchConfig(memory_cap=100), r"prefetch\.memory_cap=100 .* at least \d+ bytes"),
+        (PrefetchConfig(threads=0), r"prefetch\.threads=0"),
+        (PrefetchConfig(depth=0), r"prefetch\.depth=0"),
+        (PrefetchConfig(depth="deep"), r"prefetch\.depth='deep'"),
+        (PrefetchConfig(timeout_s=0), r"prefetch\.timeout_s=0"),
+    ],
+)
+def test_values_that_can_never_work_are_refused(
+    manifest: Manifest, lake: MemoryLake, config: PrefetchConfig, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start_prefetcher(manifest, lake, STREAM, config=config)
+
+
+def test_an_unknown_field_is_refused_with_those_that_are_there(manifest: Manifest, lake: MemoryLake) -> None:
+    with pytest.raises(ConfigError, match=r"\['text'\].*image, label"):
+        start_prefetcher(manifest, lake, STREAM, fields=["image", "text"])
