@@ -152,7 +152,7 @@ class TieredCache:
         for _ in range(_MAX_VANISHED):
             started_s = time.perf_counter()
             lock = node.blocks.lock(block, self._wait_s)
-            self._recorder.add("wait_s.lock", time.perf_counter() - started_s)
+            self._recorder.add("lock_wait_s.node", time.perf_counter() - started_s)
             try:
                 view = self._from_node(block)
                 if view is not None:

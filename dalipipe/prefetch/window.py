@@ -34,6 +34,10 @@ class WindowPrefetcher:
 
     One lock guards the schedule, and all waiting is on conditions of that lock, so that closing wakes everybody at
     once. Nothing that may block (order, store, disk) is called while it is held.
+
+    The hand-over is measured on both sides: `get_wait_s.<what the step lacked>` is how long `next` waited (lake, node,
+    index or plan), `put_wait_s.prefetch` how long a full window waited for `next`. The trainer's own waits are the
+    loader's to count.
     """
 
     def __init__(
@@ -101,12 +105,12 @@ class WindowPrefetcher:
                     raise PipelineTimeoutError(self._describe_lack())
                 lack = self._lack()
                 self._ready.wait(left_s)
-                self._recorder.add(f"wait_s.{lack}", self._clock() - now_s)
+                self._recorder.add(f"get_wait_s.{lack}", self._clock() - now_s)
             self._controller.delivered(now_s - asked_s, now_s - self._asked_s)
             self._asked_s = now_s
             if self._full_since_s is not None:
                 # All steps lay ready: the downstream side is the slow one.
-                self._recorder.add("wait_s.consumer", now_s - self._full_since_s)
+                self._recorder.add("put_wait_s.prefetch", now_s - self._full_since_s)
                 self._full_since_s = None
             self._work.notify_all()
             return step
