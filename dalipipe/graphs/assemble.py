@@ -93,6 +93,6 @@ class Assembler:
             return
         top, left = windows.corner[row].tolist()
         down, right = windows.scale[row].tolist()
-        resized = torch.empty(top + size, left + size, 3, dtype=torch.uint8)
+        resized = torch.empty(*windows.resized[row].tolist(), 3, dtype=torch.uint8)
         resize_into(image, resized, (down, right))
-        out.copy_(resized[top:, left:])
+        out.copy_(resized[top : top + size, left : left + size])

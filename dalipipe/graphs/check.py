@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dalipipe.errors import CorruptSampleError
-from dalipipe.prefetch.contract import Bytes
+from dalipipe.order.step import Bytes
 from dalipipe.shards.imageheader import parse_image_header
 
 DEFAULT_MAX_PIXELS = 2**28

@@ -30,13 +30,14 @@ class Windows:
     """What to cut of each of n images, and what becomes of it.
 
     start, shape: int32 [n, 2], the window to decode as (row, column) and (height, width). scale: float64 [n, 2],
-    source pixels per output pixel. corner: int32 [n, 2], where in the resized window the output begins. mirror:
-    int32 [n], 1 = flip left and right.
+    source pixels per output pixel. resized: int32 [n, 2], how much of the resized window is computed, from its upper
+    left. corner: int32 [n, 2], where in it the output begins. mirror: int32 [n], 1 = flip left and right.
     """
 
     start: Int32
     shape: Int32
     scale: npt.NDArray[np.float64]
+    resized: Int32
     corner: Int32
     mirror: Int32
 
@@ -58,11 +59,13 @@ def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.floa
     if graph.name == "image_train":
         start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
         mirror = (uniforms[:, _FLIP] < graph.flip).astype(np.int32)
-        return Windows(start=start, shape=shape, scale=shape / graph.size, corner=zero, mirror=mirror)
+        scale, resized = shape / graph.size, np.full_like(sizes, graph.size)
+        return Windows(start=start, shape=shape, scale=scale, resized=resized, corner=zero, mirror=mirror)
     mirror = np.zeros(len(sizes), np.int32)
     if graph.name == "image_eval":
         return _eval_windows(graph, sizes, mirror)
-    return Windows(start=zero, shape=sizes, scale=np.ones(sizes.shape), corner=zero, mirror=mirror)
+    ones = np.ones(sizes.shape)
+    return Windows(start=zero, shape=sizes, scale=ones, resized=sizes, corner=zero, mirror=mirror)
 
 
 def _eval_windows(graph: GraphConfig, sizes: Int32, mirror: Int32) -> Windows:
@@ -72,9 +75,13 @@ def _eval_windows(graph: GraphConfig, sizes: Int32, mirror: Int32) -> Windows:
     corner = centre_start(resized, graph.size)
     # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
     # must stay: the filter's phase is counted from the window's first pixel.
-    reach = scale * (corner + graph.size - 0.5) + np.maximum(scale, 1.0) + 0.5
-    shape: Int32 = np.minimum(whole, np.ceil(reach)).astype(np.int32)
-    return Windows(start=start, shape=shape, scale=scale, corner=corner, mirror=mirror)
+    # Only where the image shrinks: torch's kernel copies when both sides are equal, whatever the scale, and a part of
+    # an image that grows a little can have that side.
+    shrinks = scale.min(axis=1, keepdims=True) >= 1
+    reach = np.minimum(whole, np.ceil(scale * (corner + graph.size + 0.5) + 0.5))
+    shape: Int32 = np.where(shrinks, reach, whole).astype(np.int32)
+    computed: Int32 = np.where(shrinks, corner + graph.size, resized).astype(np.int32)
+    return Windows(start=start, shape=shape, scale=scale, resized=computed, corner=corner, mirror=mirror)
 
 
 def random_resized_crop(

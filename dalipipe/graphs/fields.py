@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dalipipe.errors import CorruptSampleError
-from dalipipe.prefetch.contract import Bytes
+from dalipipe.order.step import Bytes
 
 if TYPE_CHECKING:
     import torch

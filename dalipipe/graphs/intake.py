@@ -18,7 +18,7 @@ from dalipipe.graphs.crop import NUM_UNIFORMS, Windows, plan_windows
 from dalipipe.graphs.image import MAX_BATCH_SIZE
 from dalipipe.graphs.quarantine import Quarantine
 from dalipipe.order.hashing import uniforms
-from dalipipe.prefetch.contract import Bytes, Sample, Step
+from dalipipe.order.step import Bytes, Sample, Step
 from dalipipe.telemetry import Recorder, Stage
 
 

@@ -10,7 +10,7 @@ import xxhash
 
 from dalipipe.errors import QuarantineError
 from dalipipe.graphs.config import QuarantineConfig
-from dalipipe.prefetch.contract import Bytes
+from dalipipe.order.step import Bytes
 from dalipipe.telemetry import Recorder
 
 FILE_NAME = "quarantine.jsonl"

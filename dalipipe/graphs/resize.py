@@ -18,8 +18,8 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, Scale], None]
 def resize_private(image: torch.Tensor, out: torch.Tensor, scale: Scale) -> None:
     """Resizes uint8 [1, 3, h, w] into `out` (uint8 [1, 3, H, W]), both channels_last, without a copy.
 
-    scale: source pixels per output pixel, as (rows, columns); None = (h / H, w / W). With a scale, `out` may be the
-    upper left part of the resized image only.
+    scale: source pixels per output pixel, as (rows, columns); None = (h / H, w / W). With a scale of at least 1,
+    `out` may be the upper left part of the resized image only.
     """
     down, right = (None, None) if scale is None else (1 / scale[0], 1 / scale[1])
     torch.ops.aten._upsample_bilinear2d_aa.out(image, list(out.shape[2:]), False, down, right, out=out)

@@ -21,7 +21,7 @@ from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane
 from dalipipe.graphs.limits import check_config, device_number
 from dalipipe.graphs.quarantine import Quarantine
-from dalipipe.prefetch.contract import Prefetcher
+from dalipipe.order.step import Prefetcher
 from dalipipe.telemetry import Recorder, Stage
 
 _ASSEMBLE_TIMEOUT_S = 120.0

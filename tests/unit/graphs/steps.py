@@ -13,7 +13,7 @@ from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
 from dalipipe.graphs.source import open_source
-from dalipipe.prefetch.contract import Sample, Step
+from dalipipe.order.step import Sample, Step
 from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.telemetry import Recorder
 from tests.support.images import jpeg_bytes, textured_image

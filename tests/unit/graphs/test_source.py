@@ -19,7 +19,7 @@ from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import Batch, BatchSource
 from dalipipe.graphs.crop import NUM_UNIFORMS, plan_windows
 from dalipipe.order.hashing import uniforms
-from dalipipe.prefetch.contract import Step
+from dalipipe.order.step import Step
 from dalipipe.telemetry import Recorder
 from tests.contracts.source import BatchSourceContract
 from tests.support.images import jpeg_bytes
@@ -75,15 +75,16 @@ def test_train_pixels_are_pils_within_one_level(layout: str, sizes_known: bool) 
         assert np.abs(got - np.asarray(wanted, np.int16)).max() <= 1, f"image {i}"
 
 
-def test_eval_pixels_are_pils_within_one_level() -> None:
-    """Short side to 60, centre 48."""
+@pytest.mark.parametrize("shorter", [48, 60, 100, 102, 110])
+def test_eval_pixels_are_pils_within_one_level(shorter: int) -> None:
+    """Centre 48 of a short side that shrinks, grows, grows by a pixel, or stays."""
     images = [data for data in _odd_images() if max(_upright(data).size) < 16 * min(_upright(data).size)]
-    graph = GraphConfig(name="image_eval", size=48, resize_shorter=60, dtype="uint8", num_threads=2)
+    graph = GraphConfig(name="image_eval", size=48, resize_shorter=shorter, dtype="uint8", num_threads=2)
     [batch] = _take(open_memory(MemoryPrefetcher(images, len(images)), graph=graph), 1)
     for i, data in enumerate(images):
         picture = _upright(data)
         short = min(picture.size)
-        width, height = (side * 60 // short for side in picture.size)
+        width, height = (side * shorter // short for side in picture.size)
         left, top = round((width - 48) / 2), round((height - 48) / 2)
         wanted = picture.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + 48, top + 48))
         got = batch.tensors["image"][i].permute(1, 2, 0).numpy().astype(np.int16)
