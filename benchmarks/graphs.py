@@ -24,7 +24,7 @@ import numpy as np
 
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.source import open_source
-from dalipipe.prefetch.contract import Sample, Step
+from dalipipe.order.step import Sample, Step
 from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.telemetry import Recorder
 

@@ -85,8 +85,8 @@ class LakeReader:
                 return
         raise IntegrityError(
             f"bytes [{extent.start}, {extent.stop}) of {self._store.url}/{key} have xxh3-64 {found:016x}, the manifest "
-            f"says {extent.digest:016x}, also when read again; the shard was changed or is corrupt: restore it, or "
-            "run `dalipipe verify repair=true` on the data set"
+            f"says {extent.digest:016x}, also when read again; the shard was changed or is corrupt: copy "
+            "it again from where it came, or pack again; `dalipipe verify` lists all that is damaged"
         )
 
     def _read_extent(self, key: str, extent: Extent, into: memoryview) -> None:

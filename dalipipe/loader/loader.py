@@ -199,9 +199,14 @@ class Loader:
         at_end = self._step == self._num_steps
         self._running_at = (self._epoch + 1, 0) if at_end else (self._epoch, self._step)
         self._recorder.add("batches")
-        valid = batch.tensors.get("valid")
-        self._recorder.add("samples", len(batch.tensors["id"]) if valid is None else int(valid.sum()))
-        return batch.tensors
+        tensors, num = batch.tensors, len(batch.tensors["id"])
+        if "valid" in tensors:
+            self._recorder.add("samples", int(tensors["valid"].sum()))
+        else:
+            self._recorder.add("samples", num)
+            if self._order.last_batch == "pad":  # in every batch, so that a trainer need not ask
+                tensors["valid"] = tensors["id"] >= 0
+        return tensors
 
     def _restart(self) -> None:
         self._halt()

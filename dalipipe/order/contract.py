@@ -38,6 +38,10 @@ class Order(Protocol):
     def batch_size(self) -> int:
         """B, the global batch: slots of a step."""
 
+    @property
+    def pads(self) -> bool:
+        """Whether empty slots of the last step are filled with other samples of it (`pad`) or left out (`partial`)."""
+
     def ids(self, step: int, num_steps: int) -> Ids:
         """int64 [num_steps, B]: the sample ids of steps [step, step + num_steps).
 

@@ -44,6 +44,11 @@ class EpochOrder:
         return self._signature.batch_size
 
     @property
+    def pads(self) -> bool:
+        """Whether empty slots of the last step are filled with other samples of it (`pad`) or left out (`partial`)."""
+        return self._signature.last_batch == "pad"
+
+    @property
     def signature(self) -> OrderSignature:
         """What a saved state must agree on to continue this order."""
         return self._signature

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dalipipe.cache.contract import BlockView, Cache
-from dalipipe.prefetch.contract import Bytes, Sample, Step
+from dalipipe.order.step import Bytes, Sample, Step
 from dalipipe.prefetch.plan import StepPlan
 from dalipipe.shards.manifest import Located, Manifest
 from dalipipe.telemetry import Recorder, Stage

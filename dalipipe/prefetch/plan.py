@@ -20,7 +20,7 @@ class StepPlan:
     """What one rank reads in one step.
 
     ids: int64 [b], real samples only. valid: bool [b], False where a slot of the step is empty and another sample of
-    the same global step fills it. blocks: how many of `ids` lie in each block, in order of first need.
+    the same global step fills it. A partial last step has fewer samples, on some ranks perhaps none. blocks: how many of `ids` lie in each block, in order of first need.
     """
 
     order: Order
@@ -73,7 +73,9 @@ class StepPlanner:
     def _plan(self, order: Order, step: int, batch: npt.NDArray[np.int64]) -> StepPlan:
         ids = batch[self._slots]
         valid = ids >= 0
-        if not valid.all():
+        if not order.pads:
+            ids, valid = ids[valid], valid[valid]
+        elif not valid.all():
             # Chosen by slot among the samples of the global step, so that it does not depend on the world size.
             real = batch[batch >= 0]
             ids = np.where(valid, ids, real[self._slots % len(real)])

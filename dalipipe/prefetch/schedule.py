@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dalipipe.cache.contract import BlockView
-from dalipipe.prefetch.contract import Step
+from dalipipe.order.step import Step
 from dalipipe.prefetch.depth import MIN_DEPTH
 from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
 from dalipipe.prefetch.plan import StepPlan

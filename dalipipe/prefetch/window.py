@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dalipipe.cache.contract import Cache
-from dalipipe.errors import ClosedError, ConfigError, PipelineError, PipelineTimeoutError
+from dalipipe.errors import ClosedError, ConfigError, DalipipeError, PipelineError, PipelineTimeoutError
 from dalipipe.order.contract import Order
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.prefetch.contract import Step
+from dalipipe.order.step import Step
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
 from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task
@@ -88,7 +88,8 @@ class WindowPrefetcher:
         """Returns the next step; see `Prefetcher.next`.
 
         Raises:
-            PipelineError: a block of this step could not be had, or a thread died; the reason is the cause.
+            IntegrityError, StorageError, CacheError …: a block of this step could not be had.
+            PipelineError: a thread died; the reason is the cause.
             PipelineTimeoutError: the step did not arrive within `prefetch.timeout_s`; names what is missing.
             ClosedError: `close` was called, also while waiting.
         """
@@ -146,6 +147,8 @@ class WindowPrefetcher:
         failure = self._schedule.failure_of(head) if head is not None else None
         if head is not None and failure is not None:
             block, error = failure
+            if isinstance(error, DalipipeError):
+                raise error  # it names shard, URL and remedy, and its type is what a caller wants to catch
             raise PipelineError(f"{head.name} needs block {block}, which could not be had: {error}") from error
 
     def _lack(self) -> str:

@@ -11,7 +11,7 @@ from dalipipe.errors import ClosedError, DalipipeError
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.contract import Order
 from dalipipe.order.epoch import epoch_order
-from dalipipe.prefetch.contract import Prefetcher, Step
+from dalipipe.order.step import Prefetcher, Step
 from dalipipe.shards.manifest import Manifest
 from tests.support.lake import MemoryLake, image_bytes, image_set, open_folder
 

@@ -142,7 +142,7 @@ def test_padding_repeats_real_samples_and_says_so(packed: Path, tmp_path: Path) 
     with load(packed, tmp_path, "loader.last_batch=pad") as loader:
         batches = list(loader)
     assert all(len(batch["id"]) == 16 for batch in batches)
-    valid = torch.cat([batch.get("valid", torch.ones(16, dtype=torch.bool)) for batch in batches])
+    valid = torch.cat([batch["valid"] for batch in batches])
     ids = torch.cat([batch["id"] for batch in batches])
     assert sorted(ids[valid].tolist()) == list(range(NUM_IMAGES))
     assert set(ids[~valid].tolist()) <= set(range(NUM_IMAGES))
@@ -235,9 +235,12 @@ def test_close_in_the_middle_is_fast_and_leaves_nothing(packed: Path, tmp_path: 
 
 
 def test_streaming_keeps_nothing_on_disk(packed: Path, tmp_path: Path) -> None:
-    with load(packed, tmp_path, "cache.policy=stream", "loader.last_batch=partial") as loader:
+    with load(
+        packed, tmp_path, "cache.policy=stream", "loader.last_batch=partial", "prefetch.memory_cap=256KiB"
+    ) as loader:
         ids_of(loader)
         once = loader.stats()["bytes_read"]["lake"]
         assert sorted(sum(ids_of(loader), [])) == list(range(NUM_IMAGES))
-        assert loader.stats()["bytes_read"]["lake"] >= 1.9 * once
+        # What is still held from the first epoch need not be read again; little fits under the cap.
+        assert loader.stats()["bytes_read"]["lake"] >= 1.5 * once
         assert loader.stats()["bytes_written"]["node"] == 0

@@ -1,4 +1,4 @@
-"""What the prefetcher hands to the graphs: the encoded samples of one step of one rank."""
+"""The encoded samples of one step of one rank: what a prefetcher fills and the graphs read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Step:
 
     ids: int64 [b]. fields: name -> b views (uint8 [n], read-only, over cached blocks). sizes: int32 [b, 2] as
     (height, width) upright, 0 where the index does not know. valid: bool [b], False for padding (which repeats a
-    real sample). substitutes(i): the samples to use, in this order, when sample i is bad. release(): lets the views
+    real sample); a partial last step has fewer samples, on some ranks perhaps none. substitutes(i): the samples to use, in this order, when sample i is bad. release(): lets the views
     go; call it once the graph has dropped them.
     """
 
@@ -49,6 +49,7 @@ class Prefetcher(Protocol):
         """Returns the next step, waiting for it at most the deadline.
 
         Raises:
+            IntegrityError, StorageError, CacheError …: a block of this step could not be had; again at each call.
             PipelineError: a worker thread died; its exception is the cause.
             PipelineTimeoutError: the step did not arrive in time; names the blocks that are missing.
             ClosedError: `close` was called.
