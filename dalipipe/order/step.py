@@ -28,7 +28,8 @@ class Step:
 
     ids: int64 [b]. fields: name -> b views (uint8 [n], read-only, over cached blocks). sizes: int32 [b, 2] as
     (height, width) upright, 0 where the index does not know. valid: bool [b], False for padding (which repeats a
-    real sample); a partial last step has fewer samples, on some ranks perhaps none. substitutes(i): the samples to use, in this order, when sample i is bad. release(): lets the views
+    real sample); a partial last step has fewer samples, on some ranks perhaps none.
+    substitutes(i): the samples to use, in this order, when sample i is bad. release(): lets the views
     go; call it once the graph has dropped them.
     """
 

@@ -20,7 +20,8 @@ class StepPlan:
     """What one rank reads in one step.
 
     ids: int64 [b], real samples only. valid: bool [b], False where a slot of the step is empty and another sample of
-    the same global step fills it. A partial last step has fewer samples, on some ranks perhaps none. blocks: how many of `ids` lie in each block, in order of first need.
+    the same global step fills it. A partial last step has fewer samples, on some ranks perhaps none.
+    blocks: how many of `ids` lie in each block, in order of first need.
     """
 
     order: Order

@@ -159,6 +159,8 @@ class Schedule:
     def leave(self, blocks: Iterable[int]) -> None:
         """A step that was handed out is done with its blocks."""
         self._held.leave(blocks)
+        # A step that needed more than the cap was let through; what it leaves idle above the cap goes.
+        self._held.make_room(0, self._cap_bytes)
 
     def is_full(self, depth: int) -> bool:
         """Whether `depth` steps lie ready, so that there is nothing to do but to wait for the consumer."""

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from dalipipe.cache.contract import Cache
 from dalipipe.errors import ClosedError, ConfigError, DalipipeError, PipelineError, PipelineTimeoutError
 from dalipipe.order.contract import Order
+from dalipipe.order.step import Step
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.order.step import Step
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
 from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task
