@@ -22,6 +22,9 @@ class Trainer:
 
     def __init__(self, num_classes: int, device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
+        if device.type == "cpu":
+            # Decoding runs on the same cores: a second OpenMP thread would spend its time spinning at barriers.
+            torch.set_num_threads(1)
         layers: list[nn.Module] = []
         channels = 3
         for width in (16, 32, 64):

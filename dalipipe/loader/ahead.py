@@ -99,7 +99,6 @@ class BatchesAhead:
     def _charge_wait(self, asked_at: float, got_at: float, near_at: float) -> None:
         waited = got_at - asked_at
         far = min(max(near_at - asked_at, 0.0), waited)
-        self._recorder.add("wait_s", waited)
         self._recorder.add("wait_s.lake", far)
         self._recorder.add("wait_s.decode", waited - far)
 

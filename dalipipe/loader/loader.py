@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -138,7 +139,7 @@ class Loader:
         return {
             **counts("samples", "batches", "quarantined", "retries", "hedges"),
             "wait_s": seen.get("wait_s", 0.0),
-            "wait_by_s": {name: seen.get(f"wait_s.{name}", 0.0) for name in ("lake", "decode")},
+            "wait_by_s": self._waits(seen),
             "bytes_read": by("bytes_read", _TIERS),
             "bytes_written": by("bytes_written", _WRITTEN_TIERS),
             "blocks": {"near": int(seen.get("blocks_hit.node", 0)), "far": int(seen.get("blocks_missed", 0))},
@@ -182,10 +183,18 @@ class Loader:
             yield self._next(iteration)
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
+    @staticmethod
+    def _waits(seen: Mapping[str, float]) -> dict[str, float]:
+        """What the trainer waited for; the rest of its time in the loader is the hand-over."""
+        waits = {name: seen.get(f"wait_s.{name}", 0.0) for name in ("start", "lake", "decode")}
+        return waits | {"handover": max(0.0, seen.get("wait_s", 0.0) - sum(waits.values()))}
+
     def _next(self, iteration: int) -> dict[str, torch.Tensor]:
         self._check_open()
+        asked_at = time.perf_counter()
         if self._running is None or self._running_at != (self._epoch, self._step):
             self._restart()
+            self._recorder.add("wait_s.start", time.perf_counter() - asked_at)
         assert self._running is not None
         try:
             batch = self._running.next()
@@ -206,6 +215,7 @@ class Loader:
             self._recorder.add("samples", num)
             if self._order.last_batch == "pad":  # in every batch, so that a trainer need not ask
                 tensors["valid"] = tensors["id"] >= 0
+        self._recorder.add("wait_s", time.perf_counter() - asked_at)
         return tensors
 
     def _restart(self) -> None:
