@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,10 @@ def test_cfg_job_and_multirun(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "shard_bytes: 512MiB" in capsys.readouterr().out
     assert main(["cache", "stat", "--json", "--multirun", f"cache.dir={tmp_path}/a,{tmp_path}/b"]) == 0
     assert capsys.readouterr().out.count('"blocks": 0') == 2
+
+
+def test_warnings_of_the_pipeline_are_not_silenced_by_hydra(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    log = logging.getLogger("dalipipe.cache")
+    assert main(["cache", "stat", f"cache.dir={tmp_path}"]) == 0
+    log.warning("the disk is full")
+    assert "the disk is full" in caplog.text
