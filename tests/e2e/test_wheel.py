@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NUM_IMAGES
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -44,6 +46,16 @@ def test_the_wheel_loads_a_config_from_any_folder(python: Path, tmp_path: Path) 
     done = subprocess.run([python, "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.stdout == "image_eval\n", done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wheel_loads_a_data_set_from_any_folder(python: Path, packed: Path, tmp_path: Path) -> None:
+    code = (
+        "import dalipipe as dp\n"
+        f"with dp.load('train', ['data.url={packed}', 'cache.dir={tmp_path / 'cache'}', 'loader.batch_size=8']) as l:\n"
+        "    print(len(l), tuple(next(iter(l))['image'].shape))\n"
+    )
+    done = subprocess.run([python, "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout == f"{NUM_IMAGES // 8} (8, 3, 224, 224)\n", done.stderr
 
 
 def test_the_wheel_brings_the_command_and_its_types(python: Path, tmp_path: Path) -> None:
