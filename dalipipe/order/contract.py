@@ -42,10 +42,11 @@ class Order(Protocol):
     def pads(self) -> bool:
         """Whether empty slots of the last step are filled with other samples of it (`pad`) or left out (`partial`)."""
 
-    def ids(self, step: int, num_steps: int) -> Ids:
-        """int64 [num_steps, B]: the sample ids of steps [step, step + num_steps).
+    def ids(self, step: int, num_steps: int, slots: Ids | None = None) -> Ids:
+        """int64 [num_steps, b]: the sample ids of steps [step, step + num_steps) on `slots` (int64 [b]; all B without).
 
-        An empty slot of a partial or padded last step is -1.
+        The cost is that of the ids asked for, so a rank asks for its own slots. An empty slot of a partial or padded
+        last step is -1.
         """
 
     def blocks(self, step: int, num_steps: int, slots: Ids) -> BlockUse:

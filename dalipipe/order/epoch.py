@@ -53,21 +53,25 @@ class EpochOrder:
         """What a saved state must agree on to continue this order."""
         return self._signature
 
-    def ids(self, step: int, num_steps: int) -> Ids:
-        """int64 [num_steps, B]: the sample ids of steps [step, step + num_steps); -1 in empty slots.
+    def ids(self, step: int, num_steps: int, slots: Ids | None = None) -> Ids:
+        """int64 [num_steps, b]: the ids of steps [step, step + num_steps) on `slots` (all B without); -1 in empty ones.
 
         Raises:
-            IndexError: the range leaves [0, self.num_steps].
+            IndexError: the range leaves [0, self.num_steps], or a slot leaves [0, B).
         """
-        return self._ids(step, num_steps, np.arange(self.batch_size, dtype=np.int64))
+        if slots is None:
+            slots = np.arange(self.batch_size, dtype=np.int64)
+        elif slots.size and not 0 <= int(slots.min()) <= int(slots.max()) < self.batch_size:
+            raise IndexError(f"slots [{slots.min()}, {slots.max()}] are not all in [0, {self.batch_size})")
+        return self._ids(step, num_steps, slots)
 
     def blocks(self, step: int, num_steps: int, slots: Ids) -> BlockUse:
         """The blocks that `slots` (int64 [b], columns of `ids`) read in steps [step, step + num_steps).
 
         Raises:
-            IndexError: the range leaves [0, self.num_steps].
+            IndexError: as `ids`.
         """
-        ids = self._ids(step, num_steps, slots).reshape(-1)
+        ids = self.ids(step, num_steps, slots).reshape(-1)
         filled = np.flatnonzero(ids >= 0)
         read = self._sequence.block_of(ids[filled])
         blocks, first = np.unique(read, return_index=True)

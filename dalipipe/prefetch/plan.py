@@ -55,10 +55,10 @@ class StepPlanner:
         self._block_samples = block_samples
 
     def next_window(self) -> list[StepPlan]:
-        """The next steps, at least one and as many as make 8,192 global ids, all of one epoch."""
+        """The next steps, at least one and as many as make 8,192 ids of this rank, all of one epoch."""
         order = self._current()
-        num_steps = min(order.num_steps - self._step, -(-_WINDOW_IDS // order.batch_size))
-        ids = order.ids(self._step, num_steps)
+        num_steps = min(order.num_steps - self._step, -(-_WINDOW_IDS // max(1, len(self._slots))))
+        ids = order.ids(self._step, num_steps, self._slots)
         plans = [self._plan(order, self._step + i, row) for i, row in enumerate(ids)]
         self._step += num_steps
         return plans
@@ -71,13 +71,13 @@ class StepPlanner:
         self._order = order
         return order
 
-    def _plan(self, order: Order, step: int, batch: npt.NDArray[np.int64]) -> StepPlan:
-        ids = batch[self._slots]
+    def _plan(self, order: Order, step: int, ids: npt.NDArray[np.int64]) -> StepPlan:
         valid = ids >= 0
         if not order.pads:
             ids, valid = ids[valid], valid[valid]
         elif not valid.all():
             # Chosen by slot among the samples of the global step, so that it does not depend on the world size.
+            batch = order.ids(step, 1)[0]
             real = batch[batch >= 0]
             ids = np.where(valid, ids, real[self._slots % len(real)])
         blocks = dict(Counter((ids // self._block_samples).tolist()))

@@ -39,6 +39,16 @@ class OrderContract(ABC):
         middle = order.num_steps // 2
         np.testing.assert_array_equal(order.ids(middle, order.num_steps - middle), scan[middle:])
 
+    def test_slots_are_columns_of_the_whole_answer(self) -> None:
+        order = self.make_order(1)
+        scan = order.ids(0, order.num_steps)
+        every = np.arange(order.batch_size)
+        for slots in (every[:0], every[:1], every[1::3], every[::-1], every[-1:].repeat(2)):
+            np.testing.assert_array_equal(order.ids(0, order.num_steps, slots), scan[:, slots])
+        for slots in (every + 1, every[:1] - 1):
+            with pytest.raises(IndexError, match=f"slots .*{order.batch_size}"):
+                order.ids(0, 1, slots)
+
     def test_no_steps_are_an_empty_answer(self) -> None:
         order = self.make_order(0)
         assert order.ids(order.num_steps, 0).shape == (0, order.batch_size)
