@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
 from dalipipe.graphs.contract import Batch, BatchSource
-from dalipipe.telemetry import Recorder
+from dalipipe.telemetry import Causes, Recorder
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,7 @@ _JOIN_S = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
     batch: Batch | None
+    put_at: float = 0.0
     event: Any = None  # torch.cuda.Event, where there is a GPU
     error: BaseException | None = None
 
@@ -41,13 +42,18 @@ class BatchesAhead:
         self._timeout_s = timeout_s
         self._recorder = recorder
         self._ready: queue.Queue[_Ready] = queue.Queue(maxsize=max(1, depth))
+        self._causes = Causes("decode")
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._feed, name="dalipipe-batches", daemon=True)
         self._thread.start()
 
-    def next(self) -> Batch:
-        """Returns the next batch; the wait is charged to what the batch lacked while the trainer waited.
+    def ready(self) -> int:
+        """Decoded batches that lie ready."""
+        return self._ready.qsize()
+
+    def next(self) -> tuple[Batch, dict[str, float]]:
+        """Returns the next batch, and the seconds of this call by what the batch lacked meanwhile.
 
         Raises:
             PipelineTimeoutError: nothing arrived within `prefetch.timeout_s`.
@@ -61,7 +67,10 @@ class BatchesAhead:
             self._failure = ready.error
             raise ready.error
         assert ready.batch is not None
-        self._charge_wait(asked_at, time.perf_counter(), ready.batch.near_at)
+        got_at = time.perf_counter()
+        put_at = min(max(ready.put_at, asked_at), got_at)
+        waits = self._causes.charge(asked_at, put_at)
+        waits["handover"] = waits.get("handover", 0.0) + got_at - put_at
         if ready.event is not None:
             import torch
 
@@ -70,7 +79,10 @@ class BatchesAhead:
             for tensor in ready.batch.tensors.values():
                 if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
                     tensor.record_stream(stream)
-        return ready.batch
+            if not ready.event.query():
+                # The host does not wait here, but the device will: its own time, seen where the trainer synchronises.
+                self._recorder.add("late_on_device")
+        return ready.batch, waits
 
     def close(self) -> None:
         """Stops the feeder and closes the source; joins for at most 2 s. Idempotent."""
@@ -96,30 +108,31 @@ class BatchesAhead:
                         "that: look at graph.num_threads and at the lake, or raise the deadline"
                     ) from None
 
-    def _charge_wait(self, asked_at: float, got_at: float, near_at: float) -> None:
-        waited = got_at - asked_at
-        far = min(max(near_at - asked_at, 0.0), waited)
-        self._recorder.add("wait_s.lake", far)
-        self._recorder.add("wait_s.decode", waited - far)
-
     def _feed(self) -> None:
+        self._recorder.follow(self._causes)
         try:
             with _stream_of(self._device) as mark:
                 while not self._stop.is_set():
                     batch = next(self._source)
-                    if not self._put(_Ready(batch=batch, event=mark())):
+                    if not self._put(_Ready(batch=batch, put_at=time.perf_counter(), event=mark())):
                         return
         except BaseException as error:  # noqa: BLE001 - handed to the trainer, who raises it
             self._put(_Ready(batch=None, error=error))
 
     def _put(self, item: _Ready) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._ready.put(item, timeout=_POLL_S)
-                return True
-            except queue.Full:
-                continue
-        return False
+        began_s = time.perf_counter()
+        try:
+            with self._recorder.lacking("handover"):
+                while not self._stop.is_set():
+                    try:
+                        self._ready.put(item, timeout=_POLL_S)
+                        return True
+                    except queue.Full:
+                        continue
+            return False
+        finally:
+            # The queue was full: the downstream side is the slow one.
+            self._recorder.add("put_wait_s.batches", time.perf_counter() - began_s)
 
     def _drain(self) -> None:
         while True:

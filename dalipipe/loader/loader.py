@@ -15,7 +15,8 @@ from dalipipe.graphs.contract import BatchSource
 from dalipipe.loader.ahead import BatchesAhead
 from dalipipe.loader.state import pack_state, unpack_state
 from dalipipe.order.signature import OrderSignature
-from dalipipe.telemetry import Recorder, Stage
+from dalipipe.telemetry import Recorder, Stage, StepBook
+from dalipipe.telemetry.phases import WAITS
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,8 @@ class Loader:
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._recorder = recorder
+        self.steps = StepBook(lambda: recorder.total("bytes_read.lake"))
+        recorder.gauge("batches_ready", lambda: self._running.ready() if self._running is not None else 0)
         self._owned = owned
         self._epoch, self._step = 0, 0
         self._begun = False  # the current epoch has an iterator already: the next one starts the next epoch
@@ -175,29 +178,56 @@ class Loader:
                 self.close()
 
     def _batches(self, iteration: int) -> Iterator[dict[str, torch.Tensor]]:
-        while True:
-            if iteration != self._iteration:
-                raise ClosedError("this iterator ended when the loader was iterated, moved or loaded again")
-            if self._step >= self._num_steps:
-                break
-            yield self._next(iteration)
+        try:
+            while True:
+                if iteration != self._iteration:
+                    raise ClosedError("this iterator ended when the loader was iterated, moved or loaded again")
+                if self._step >= self._num_steps:
+                    break
+                yield self._next(iteration)
+        finally:
+            if iteration == self._iteration:
+                self.steps.leave()
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
     @staticmethod
     def _waits(seen: Mapping[str, float]) -> dict[str, float]:
-        """What the trainer waited for; the rest of its time in the loader is the hand-over."""
-        waits = {name: seen.get(f"wait_s.{name}", 0.0) for name in ("start", "lake", "decode")}
-        return waits | {"handover": max(0.0, seen.get("wait_s", 0.0) - sum(waits.values()))}
+        """What the trainer waited for; these sum to `wait_s`."""
+        return {name: seen.get(f"wait_s.{name}", 0.0) for name in WAITS}
 
     def _next(self, iteration: int) -> dict[str, torch.Tensor]:
         self._check_open()
-        asked_at = time.perf_counter()
+        epoch, step = self._epoch, self._step
+        asked_at = self.steps.ask()
+        try:
+            tensors, waits = self._take(iteration)
+        except BaseException:
+            self.steps.gave_up()
+            raise
+        num = int(tensors["valid"].sum()) if "valid" in tensors else len(tensors["id"])
+        if "valid" not in tensors and self._order.last_batch == "pad":
+            tensors["valid"] = tensors["id"] >= 0  # in every batch, so that a trainer need not ask
+        self._recorder.add("batches")
+        self._recorder.add("samples", num)
+        waited_s = time.perf_counter() - asked_at
+        waits["handover"] = max(0.0, waits.get("handover", 0.0) + waited_s - sum(waits.values()))
+        for cause, seconds in waits.items():
+            self._recorder.add(f"wait_s.{cause}", seconds)
+        self._recorder.add("wait_s", waited_s)
+        self._recorder.observe("wait_s", waited_s)
+        self.steps.got(epoch=epoch, step=step, samples=num, waits=waits)
+        return tensors
+
+    def _take(self, iteration: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        """The tensors of the next batch, and the seconds by what it lacked."""
+        start_s = 0.0
         if self._running is None or self._running_at != (self._epoch, self._step):
+            began_s = time.perf_counter()
             self._restart()
-            self._recorder.add("wait_s.start", time.perf_counter() - asked_at)
+            start_s = time.perf_counter() - began_s
         assert self._running is not None
         try:
-            batch = self._running.next()
+            batch, waits = self._running.next()
         except BaseException:
             if iteration == self._iteration:
                 self._halt()  # a failed pipeline is not used again; the next iteration starts a fresh one
@@ -207,16 +237,8 @@ class Loader:
         self._step += 1
         at_end = self._step == self._num_steps
         self._running_at = (self._epoch + 1, 0) if at_end else (self._epoch, self._step)
-        self._recorder.add("batches")
-        tensors, num = batch.tensors, len(batch.tensors["id"])
-        if "valid" in tensors:
-            self._recorder.add("samples", int(tensors["valid"].sum()))
-        else:
-            self._recorder.add("samples", num)
-            if self._order.last_batch == "pad":  # in every batch, so that a trainer need not ask
-                tensors["valid"] = tensors["id"] >= 0
-        self._recorder.add("wait_s", time.perf_counter() - asked_at)
-        return tensors
+        waits["start"] = waits.get("start", 0.0) + start_s
+        return batch.tensors, waits
 
     def _restart(self) -> None:
         self._halt()

@@ -25,6 +25,7 @@ from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
 _JOIN_S = 1.5
+_FAR_TO_NEAR = ("lake", "pool", "node", "memory")
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,8 @@ class WindowPrefetcher:
                 if left_s <= 0:
                     raise PipelineTimeoutError(self._describe_lack())
                 lack = self._lack()
-                self._ready.wait(left_s)
+                with self._recorder.lacking(lack):
+                    self._ready.wait(left_s)
                 self._recorder.add(f"get_wait_s.{lack}", self._clock() - now_s)
             self._controller.delivered(now_s - asked_s, now_s - self._asked_s)
             self._asked_s = now_s
@@ -159,7 +161,8 @@ class WindowPrefetcher:
         if not head.lacks:
             return "index"
         tiers = {tier for block, tier in self._schedule.under_way.items() if block in head.lacks}
-        return "node" if tiers == {"node"} else "lake"
+        # The farthest one decides; a block that no thread has taken up yet counts as the lake's.
+        return next((tier for tier in _FAR_TO_NEAR if tier in tiers), "lake")
 
     def _describe_lack(self) -> str:
         begun = f"waited {self._timeout_s:g} s (prefetch.timeout_s) for the next step"
@@ -224,11 +227,13 @@ class WindowPrefetcher:
                 return
             self._schedule.arrived(block, view)
             self._work.notify_all()
+            self._ready.notify_all()  # what the next step lacks may be another thing now
 
     def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
         """Waits for room; False when the prefetcher was closed meanwhile."""
         with self._lock:
             self._schedule.under_way[block] = tier
+            self._ready.notify_all()
             while not self._closed:
                 if self._schedule.reserve(block, num_bytes):
                     return True
