@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-slow check bench lock clean
+.PHONY: help setup demo test test-slow check bench image lock clean
 
 help:
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -31,6 +31,9 @@ check: setup ## format, lint, types, direction of imports
 
 bench: setup ## the benchmarks' quick form; each file in benchmarks/ answers one question
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file --quick || exit 1; done
+
+image: ## the CPU image by Docker or buildah, and the demo run in it
+	@tools/image
 
 TORCH := 2.13.0# the release that the tests ran with; raise it together with constraints.txt
 
