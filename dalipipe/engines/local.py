@@ -50,7 +50,7 @@ class LocalEngine:
             raise ClosedError("the engine is closed; make a new one")
         if self._workers <= 1 or len(tasks) <= 1:
             return self._run_here(function, tasks)
-        return self._run_crew(_pickled_function(function), tasks, names)
+        return self._run_crew(picklable(function), tasks, names)
 
     def close(self) -> None:
         """Ends every worker within 2 s. Idempotent."""
@@ -176,7 +176,7 @@ class _Crew:
             return None
         assert isinstance(message, Outcome)
         assert member.task is not None
-        return TaskDone(index=member.task, result=_result(message, self._names[member.task]))
+        return TaskDone(index=member.task, result=result_of(message, self._names[member.task]))
 
     def _send(self, member: _Member, task: bytes) -> None:
         try:
@@ -212,7 +212,7 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, never rai
         return "in the worker process:\n" + str(self.args[0])
 
 
-def _result(outcome: Outcome, name: str) -> object:
+def result_of(outcome: Outcome, name: str) -> object:
     """The task's result; its exception is raised as it is, with the worker's traceback as the cause."""
     if outcome.payload is None:
         what = "raised an exception" if outcome.failed else "returned a result"
@@ -226,7 +226,12 @@ def _result(outcome: Outcome, name: str) -> object:
     return value
 
 
-def _pickled_function(function: Callable[..., Any]) -> bytes:
+def picklable(function: Callable[..., Any]) -> bytes:
+    """The pickled function that workers run.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
     try:
         return pickle.dumps(function)
     except Exception as error:

@@ -49,6 +49,11 @@ def serve(pipe: Connection, function_pickle: bytes) -> None:
         return  # the parent is gone or has closed the engine
 
 
+def run_task(function_pickle: bytes, task_pickle: bytes) -> Outcome:
+    """Runs one task, where an engine brings its own processes."""
+    return _run(pickle.loads(function_pickle), task_pickle)
+
+
 def _run(function: Any, task_pickle: bytes) -> Outcome:
     try:
         result = function(pickle.loads(task_pickle))
