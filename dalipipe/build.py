@@ -140,7 +140,7 @@ def open_dataset(cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest]:
     from dalipipe.cache.indices import NodeIndices
     from dalipipe.shards.manifest import Manifest
 
-    store = _open_store(cfg.data, cfg.storage)
+    store = _open_store(cfg.data, cfg.storage, recorder)
 
     def read_index(name: str) -> bytes | memoryview:
         return NodeIndices(Path(cfg.cache.dir, manifest.identity, "indices"), store, recorder).read(name)
@@ -157,12 +157,12 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
     return store, Manifest.open(store.read)
 
 
-def _open_store(data: DataConfig, storage: StorageConfig) -> Store:
+def _open_store(data: DataConfig, storage: StorageConfig, recorder: Recorder | None = None) -> Store:
     from dalipipe.storage.open import open_store
 
     if not data.url:
         raise ConfigError("data.url is required: the folder or bucket prefix that holds manifest.json")
-    return open_store(data.url, storage)
+    return open_store(data.url, storage, record=(recorder or Recorder()).add)
 
 
 def _check(cfg: LoadConfig) -> None:

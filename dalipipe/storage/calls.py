@@ -14,9 +14,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for_futures
 from typing import Any, TypeAlias, TypeVar
 
 from dalipipe.errors import ClosedError, StorageError, StorageTimeoutError
@@ -40,6 +41,7 @@ class CallPool:
         self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._closed = False
+        self._ended = threading.Event()
         self._pid = os.getpid()
         self._release = weakref.finalize(self, _dismiss, self._jobs, self._threads)
 
@@ -50,23 +52,35 @@ class CallPool:
             StorageTimeoutError: no answer within `timeout_s`, waiting for a free thread included.
             ClosedError: the pool was closed, before or meanwhile.
         """
-        future = self._submit(call)
-        return self._wait(future, timeout_s, action)
+        return self.wait(self.submit(call), timeout_s, action)
 
     def run_in_order(self, calls: Iterable[Callable[[], R]], *, timeout_s: float, action: str) -> Iterator[R]:
         """Yields the results in the order of `calls`, at most `num_threads` of them ahead; `timeout_s` is for each."""
         ahead: deque[Future[R]] = deque()
         try:
             for call in calls:
-                ahead.append(self._submit(call))
+                ahead.append(self.submit(call))
                 if len(ahead) >= self._num_threads:
-                    yield self._wait(ahead.popleft(), timeout_s, action)
+                    yield self.wait(ahead.popleft(), timeout_s, action)
             while ahead:
-                yield self._wait(ahead.popleft(), timeout_s, action)
+                yield self.wait(ahead.popleft(), timeout_s, action)
         finally:
             for future in ahead:
-                future.cancel()
-                self._forget(future)
+                self.abandon(future)
+
+    def sleep(self, delay_s: float) -> None:
+        """Sleeps, but not longer than the pool lives.
+
+        Raises:
+            ClosedError: the pool was closed, before or meanwhile.
+        """
+        if self._ended.wait(delay_s):
+            raise self._closed_error()
+
+    def check_open(self) -> None:
+        """Raises ClosedError when the pool was closed."""
+        if self._closed:
+            raise self._closed_error()
 
     def close(self) -> None:
         """Fails the calls that wait, ends the idle threads; one that is stuck ends with its call. Idempotent."""
@@ -74,6 +88,7 @@ class CallPool:
             if self._closed:
                 return
             self._closed = True
+            self._ended.set()
             pending = list(self._pending)
             self._pending.clear()
         for future in pending:
@@ -87,7 +102,8 @@ class CallPool:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0))
 
-    def _submit(self, call: Callable[[], R]) -> Future[R]:
+    def submit(self, call: Callable[[], R]) -> Future[R]:
+        """Starts a call as soon as a thread is free; `wait` or `abandon` what is returned."""
         if os.getpid() != self._pid:
             raise StorageError(
                 f"the store {self._url} was opened before a fork and cannot be used after it; "
@@ -109,7 +125,8 @@ class CallPool:
         thread.start()
         self._threads.append(thread)
 
-    def _wait(self, future: Future[R], timeout_s: float, action: str) -> R:
+    def wait(self, future: Future[R], timeout_s: float, action: str) -> R:
+        """The answer of a submitted call; see `run`."""
         try:
             return future.result(timeout_s)
         except CancelledError:
@@ -123,10 +140,15 @@ class CallPool:
                 "raise storage.request_timeout_s if the store is slow, storage.concurrency if many calls wait"
             ) from None
         finally:
-            future.cancel()
-            self._forget(future)
+            self.abandon(future)
 
-    def _forget(self, future: Future[Any]) -> None:
+    def settles(self, futures: Sequence[Future[R]], timeout_s: float) -> bool:
+        """Waits until one of the submitted calls is over; False when none was in time."""
+        return bool(wait_for_futures(futures, timeout_s, FIRST_COMPLETED).done)
+
+    def abandon(self, future: Future[Any]) -> None:
+        """Nobody waits for this call any more; its answer is dropped when it comes."""
+        future.cancel()
         with self._lock:
             self._pending.discard(future)
 

@@ -49,6 +49,15 @@ _TRANSIENT_NAMES = frozenset(
         "SSHException",
     }
 )
+# A client that wraps broken connections in its own words.
+_TRANSIENT_WORDS = (
+    "error sending request",
+    "request or response body error",
+    "operation timed out",
+    "connection closed",
+)
+_THROTTLE_STATUS = frozenset({429, 503})
+_STALE_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MAX_REASON_CHARS = 240
@@ -69,7 +78,25 @@ def is_transient(error: BaseException) -> bool:
         return status in _TRANSIENT_STATUS
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
-    return any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__)
+    if any(kind.__name__ in _TRANSIENT_NAMES for kind in type(error).__mro__):
+        return True
+    return type(error).__name__ == "GenericError" and any(words in str(error) for words in _TRANSIENT_WORDS)
+
+
+def is_throttling(error: BaseException) -> bool:
+    """Whether the store asked to slow down (429 or 503): it took the request and did nothing."""
+    return not isinstance(error, DalipipeError) and http_status(error) in _THROTTLE_STATUS
+
+
+def has_stale_credentials(error: BaseException) -> bool:
+    """Whether the store refused the request because the session's credentials have run out."""
+    return error_code(error) in _STALE_CODES
+
+
+def error_code(error: BaseException) -> str:
+    """The code in an S3 error body, such as `ExpiredToken`; empty without one."""
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
 
 
 def is_panic(error: BaseException) -> bool:
@@ -111,6 +138,13 @@ def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
         return ObjectExistsError, ""
     if isinstance(error, FileNotFoundError) or status == 404:
         return ObjectNotFoundError, "; check the URL and the endpoint"
+    if error_code(error) in _STALE_CODES:
+        return AccessDeniedError, (
+            "; the session's credentials have run out: give storage.credential_process or storage.credentials_file, "
+            "which are asked again in time"
+        )
+    if error_code(error) == "RequestTimeTooSkewed":
+        return AccessDeniedError, "; this host's clock is wrong: set it (NTP), signatures are valid for 15 minutes"
     if isinstance(error, PermissionError) or name in ("PermissionDeniedError", "UnauthenticatedError"):
         return AccessDeniedError, "; check credentials and permissions"
     if status in (401, 403):
@@ -127,10 +161,10 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return error.strerror
     text = str(error)
-    code = _CODE.search(text)
+    code = error_code(error)
     first = text.strip().partition("\n")[0].partition("<?xml")[0].strip().rstrip(":")
     if code:
-        first = f"{first} ({code[1]})"
+        first = f"{first} ({code})"
     if len(first) > _MAX_REASON_CHARS:
         first = first[: _MAX_REASON_CHARS - 1] + "…"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

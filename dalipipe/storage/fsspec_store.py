@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import posixpath
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dalipipe.errors import ConfigError, DalipipeError, DependencyError, ObjectNotFoundError, StorageError
-from dalipipe.storage.calls import CallPool
 from dalipipe.storage.failures import translate
 from dalipipe.storage.ranges import check_range, empty_range, flat_bytes, short_answer
-from dalipipe.storage.retry import call_with_retries
 from dalipipe.storage.store import ObjectInfo, StorageConfig
+from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
     FILE_SCHEMES,
     OBJECT_SCHEMES,
@@ -31,6 +30,8 @@ from dalipipe.storage.url import (
 R = TypeVar("R")
 
 _DEADLINE_BYTES = 64 << 20
+# File systems that exist but are not in fsspec's own list: scheme -> class.
+_UNREGISTERED = {"alluxio": "alluxiofs.AlluxioFileSystem", "alluxiofs": "alluxiofs.AlluxioFileSystem"}
 
 
 class FsspecStore:
@@ -41,13 +42,12 @@ class FsspecStore:
     it can, else by a look right before.
     """
 
-    def __init__(self, url: str, config: StorageConfig, *, on_retry: Callable[[], None] | None = None) -> None:
+    def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
         self._url = strip_slash(url)
         self._shown = redact(self._url)
         self._config = config
-        self._on_retry = on_retry
-        self._fs, self._root = _open_file_system(url)
-        self._calls = CallPool(url=self._shown, num_threads=config.concurrency)
+        self._fs, self._root = _open_file_system(url, config.options)
+        self._transport = Transport(self._shown, config, record)
 
     def __reduce__(self) -> tuple[type[FsspecStore], tuple[str, StorageConfig]]:
         return type(self), (self._url, self._config)
@@ -76,7 +76,12 @@ class FsspecStore:
                 return empty_range(shown, start, size_bytes)
         path, end = self._path(key), stop
         for _ in range(2):
-            answer = self._call(lambda: self._fs.cat_file(path, start=start, end=end), f"read {shown}")
+            answer = self._call(
+                lambda: self._fs.cat_file(path, start=start, end=end),
+                f"read {shown}",
+                num_bytes=end - start,
+                hedge=True,
+            )
             if len(answer) == end - start:
                 break
         else:
@@ -125,7 +130,7 @@ class FsspecStore:
 
     def close(self) -> None:
         """Ends the threads; calls that wait raise ClosedError."""
-        self._calls.close()
+        self._transport.close()
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -188,14 +193,19 @@ class FsspecStore:
         if self._fs.exists(path):
             raise FileExistsError(errno.EEXIST, "File exists", path)
 
-    def _call(self, call: Callable[[], R], action: str, *, num_bytes: int = 0, retries: int | None = None) -> R:
+    def _call(
+        self,
+        call: Callable[[], R],
+        action: str,
+        *,
+        num_bytes: int = 0,
+        retries: int | None = None,
+        hedge: bool = False,
+    ) -> R:
         timeout_s = self._config.request_timeout_s * (1 + num_bytes // _DEADLINE_BYTES)
         try:
-            return call_with_retries(
-                lambda left_s: self._calls.run(call, timeout_s=left_s, action=action),
-                retries=self._config.retries if retries is None else retries,
-                timeout_s=timeout_s,
-                on_retry=self._on_retry,
+            return self._transport.run(
+                call, action, num_bytes=num_bytes, timeout_s=timeout_s, retries=retries, hedge=hedge
             )
         except DalipipeError:
             raise
@@ -218,7 +228,7 @@ def _renames(file_system: Any) -> bool:
     return not file_system.async_impl and type(file_system).mv is not AbstractFileSystem.mv
 
 
-def _open_file_system(url: str) -> tuple[Any, str]:
+def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """The file system and the path of `url` in it, without a trailing slash.
 
     Raises:
@@ -228,11 +238,14 @@ def _open_file_system(url: str) -> tuple[Any, str]:
     import fsspec
 
     scheme = scheme_of(url)
+    for name, system in _UNREGISTERED.items():
+        if name not in fsspec.available_protocols():
+            fsspec.register_implementation(name, system)
     if scheme not in fsspec.available_protocols():
         known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | set(fsspec.available_protocols())))
         raise ConfigError(f"{redact(url)} has the unknown scheme {scheme!r}; give a path, or one of: {known}")
     try:
-        file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         raise DependencyError(f"{redact(url)} needs a package that is missing: {error}") from error
     except (ValueError, TypeError) as error:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dalipipe.errors import ConfigError, DalipipeError, DependencyError, StorageError
+from dalipipe.errors import AccessDeniedError, ConfigError, DalipipeError, DependencyError, StorageError
 from dalipipe.storage.calls import CallPool
-from dalipipe.storage.failures import http_status, is_panic, reason, translate
+from dalipipe.storage.credentials import Credentials, file_credentials, process_credentials
+from dalipipe.storage.failures import (
+    has_stale_credentials,
+    http_status,
+    is_panic,
+    is_throttling,
+    is_transient,
+    reason,
+    translate,
+)
 from dalipipe.storage.ranges import PART_BYTES, check_range, empty_range, flat_bytes, short_answer, split_range
 from dalipipe.storage.store import ObjectInfo, StorageConfig
+from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
     AZURE_SCHEMES,
     GCS_SCHEMES,
     HTTP_SCHEMES,
+    S3_SCHEMES,
     TEMPORARY_PREFIX,
     check_http_url,
     check_prefix,
@@ -33,24 +46,30 @@ R = TypeVar("R")
 
 _MAX_PARTS = 9_000  # S3 takes 10,000 parts an object
 _DEADLINE_BYTES = 64 << 20
+_PUT_PARTS_AT_ONCE = 8
 _SHORT = re.compile(r"Requested \d+\.\.\d+, got (\d+)\.\.(\d+)")
 
 
 class ObstoreStore:
     """Objects in S3, GCS, Azure or behind a plain web server (read-only, no listing).
 
-    The client retries refused, reset and truncated answers itself; this class adds the deadline of the whole call,
-    splits large ranges, and checks that an answer has the size that was asked for. Credentials come from the
-    client's own environment variables (AWS_*, GOOGLE_*, AZURE_*).
+    Reads go through `Transport`, which retries, hedges and paces them; the client's own retries are left to writes in
+    parts and to listings, which only it can go on with. This class splits large ranges and checks that an answer has
+    the size and the version that were asked for. Credentials come from the client's own environment variables (AWS_*,
+    GOOGLE_*, AZURE_*), or for S3 from `storage.credential_process` or `storage.credentials_file`.
     """
 
-    def __init__(self, url: str, config: StorageConfig) -> None:
+    def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
         self._url = strip_slash(url)
         self._shown = redact(self._url)
         self._config = config
         self._read_only = scheme_of(url) in HTTP_SCHEMES
-        self._client = _open_client(self._url, config)
-        self._calls = CallPool(url=self._shown, num_threads=config.concurrency)
+        self._credentials = _open_credentials(config) if scheme_of(url) in S3_SCHEMES else None
+        self._client = _open_client(self._url, config, self._credentials, retries=0)
+        self._patient: Any = None
+        self._reopening = threading.Lock()
+        self._transport = Transport(self._shown, config, record)
+        self._parts = CallPool(url=self._shown, num_threads=config.concurrency)
 
     def __reduce__(self) -> tuple[type[ObstoreStore], tuple[str, StorageConfig]]:
         return type(self), (self._url, self._config)
@@ -65,7 +84,7 @@ class ObstoreStore:
         import obstore
 
         shown = object_url(self._shown, key)
-        return _info(key, self._call(partial(obstore.head, self._client, key), f"look up {shown}"))
+        return _info(key, self._ask(lambda client: obstore.head(client, key), f"look up {shown}"))
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, into: memoryview | None = None) -> memoryview:
         """Reads bytes [start, stop); see `Store.read`. Ranges above 8 MiB become parallel requests."""
@@ -76,7 +95,7 @@ class ObstoreStore:
         if start == stop:
             return empty_range(shown, start, self.head(key).num_bytes)
         if target is None and stop - start <= PART_BYTES:
-            return self._part(key, start, stop, self._call(self._range(key, start, stop), f"read {shown}"))
+            return self._part(key, start, stop).data
         target = memoryview(bytearray(stop - start)) if target is None else target
         self._read_parts(key, start, stop, target)
         return target
@@ -89,7 +108,8 @@ class ObstoreStore:
         shown = join_url(self._shown, prefix)
         if self._read_only:
             raise StorageError(f"cannot list {shown}: web servers have no listing; name a data set with a manifest")
-        pages = self._call(lambda: obstore.list(self._client, prefix or None, chunk_size=1000), f"list {shown}")
+        client = self._patient_client()
+        pages = self._call(lambda: obstore.list(client, prefix or None, chunk_size=1000), f"list {shown}")
         while page := self._call(lambda: next(pages, None), f"list {shown}"):
             for meta in page:
                 key = str(meta["path"])
@@ -103,16 +123,28 @@ class ObstoreStore:
         shown = object_url(self._shown, key)
         self._refuse_read_only("write", shown)
         body, num_bytes = _body(data, in_memory=if_absent)
-        put = partial(
-            obstore.put,
-            self._client,
-            key,
-            body,
-            mode="create" if if_absent else "overwrite",
-            use_multipart=num_bytes > PART_BYTES and not if_absent,
-            chunk_size=max(PART_BYTES, -(-num_bytes // _MAX_PARTS)),
-        )
-        self._call(put, f"write {shown}", num_bytes=num_bytes)
+        client, action = self._patient_client(), f"write {shown}"
+        timeout_s = self._config.request_timeout_s * (1 + num_bytes // _DEADLINE_BYTES)
+        in_parts = num_bytes > PART_BYTES and not if_absent
+        chunk_bytes = max(PART_BYTES, -(-num_bytes // _MAX_PARTS))
+
+        def put() -> None:
+            obstore.put(
+                client,
+                key,
+                self._paced(body, chunk_bytes, action, timeout_s) if in_parts else body,
+                mode="create" if if_absent else "overwrite",
+                use_multipart=in_parts,
+                chunk_size=chunk_bytes,
+                max_concurrency=_PUT_PARTS_AT_ONCE,
+            )
+
+        if not in_parts:
+            self._transport.pace(num_bytes, action, timeout_s)
+        # After an answer that was lost nobody knows whether a conditional write won, so it is only sent again when the
+        # store said that it did nothing.
+        self._call(put, action, timeout_s=timeout_s, retryable=is_throttling if if_absent else is_transient)
+        self._transport.moved(num_bytes)
 
     def delete(self, key: str) -> None:
         """Deletes the object."""
@@ -121,69 +153,94 @@ class ObstoreStore:
         shown = object_url(self._shown, key)
         self._refuse_read_only("delete", shown)
         try:
-            self._call(partial(obstore.delete, self._client, key), f"delete {shown}")
+            self._ask(lambda client: obstore.delete(client, key), f"delete {shown}")
         except FileNotFoundError:
             return
 
     def close(self) -> None:
         """Ends the threads; calls that wait raise ClosedError."""
-        self._calls.close()
+        self._transport.close()
+        self._parts.close()
 
     def _refuse_read_only(self, verb: str, shown: str) -> None:
         if self._read_only:
             raise StorageError(f"cannot {verb} {shown}: http(s) stores are read-only; use the store's own URL (s3://…)")
 
-    def _range(self, key: str, start: int, stop: int) -> Callable[[], Any]:
-        return partial(_get_part, self._client, key, start, stop)
-
-    def _read_parts(self, key: str, start: int, stop: int, target: memoryview) -> None:
-        """Fills `target` with [start, stop), a few requests ahead."""
+    def _read_parts(self, key: str, start: int, stop: int, target: memoryview, etag: str = "") -> None:
+        """Fills `target` with [start, stop), a few requests ahead; all must be of one version of the object."""
         shown = object_url(self._shown, key)
         parts = list(split_range(start, stop))
-        calls = (self._range(key, low, high) for low, high in parts)
-        timeout_s = self._config.request_timeout_s
-        answers = self._calls.run_in_order(calls, timeout_s=timeout_s, action=f"read {shown}")
+        if len(parts) == 1:
+            answers = iter([self._part(key, start, stop)])
+        else:
+            calls = (partial(self._part, key, low, high) for low, high in parts)
+            timeout_s = self._config.request_timeout_s + 1.0  # each part has a deadline of its own
+            answers = self._parts.run_in_order(calls, timeout_s=timeout_s, action=f"read {shown}")
         for low, high in parts:
-            answer = self._translated(lambda: next(answers), f"read {shown}")
-            target[low - start : high - start] = self._part(key, low, high, answer)
+            answer = next(answers)
+            if etag and answer.etag != etag:
+                raise StorageError(
+                    f"cannot read {shown} bytes [{low}, {high}): the object was replaced while being read "
+                    f"(ETag {etag}, then {answer.etag}); read it again"
+                )
+            etag = answer.etag
+            target[low - start : high - start] = answer.data
 
-    def _part(self, key: str, start: int, stop: int, answer: Any) -> memoryview:
-        """The checked answer to [start, stop) as `_get_part` gave it; a short one is asked for once more."""
+    def _part(self, key: str, start: int, stop: int) -> _Part:
+        """The checked bytes of [start, stop), one request; a short answer is asked for once more."""
         shown = object_url(self._shown, key)
-        if isinstance(answer, int):
-            answer = self._call(self._range(key, start, stop), f"read {shown}")
-        if isinstance(answer, int):
-            raise short_answer(shown, start, stop, answer)
-        return memoryview(answer).cast("B")
+        for _ in range(2):
+            answer = self._ask(
+                lambda client: _get_part(client, key, start, stop), f"read {shown}", num_bytes=stop - start, hedge=True
+            )
+            if isinstance(answer, _Part):
+                return answer
+        raise short_answer(shown, start, stop, answer)
 
     def _read_to_end(self, key: str, start: int) -> memoryview:
         """One request for a small object; the first answer tells the size of a large one, and its version."""
         shown = object_url(self._shown, key)
         action = f"read {shown}"
         try:
-            first, total_bytes, etag = self._call(partial(_get_first, self._client, key, start), action)
+            first, total_bytes = self._ask(lambda client: _get_first(client, key, start), action, hedge=True)
         except StorageError as error:
             if error.__cause__ is None or http_status(error.__cause__) != 416:
                 raise
             return empty_range(shown, start, self.head(key).num_bytes)
         end = min(start + PART_BYTES, total_bytes)
-        head = self._part(key, start, end, first if len(first) == end - start else len(first))
+        head = first if len(first.data) == end - start else self._part(key, start, end)
         if end == total_bytes:
-            return head
+            return head.data
         whole = memoryview(bytearray(total_bytes - start))
-        whole[: len(head)] = head
-        self._read_parts(key, end, total_bytes, whole[len(head) :])
-        if self.head(key).etag != etag:
-            raise StorageError(f"cannot {action}: the object was replaced while being read; read it again")
+        whole[: end - start] = head.data
+        self._read_parts(key, end, total_bytes, whole[end - start :], head.etag)
         return whole
 
-    def _call(self, call: Callable[[], R], action: str, *, num_bytes: int = 0) -> R:
-        timeout_s = self._config.request_timeout_s * (1 + num_bytes // _DEADLINE_BYTES)
-        return self._translated(lambda: self._calls.run(call, timeout_s=timeout_s, action=action), action)
-
-    def _translated(self, call: Callable[[], R], action: str) -> R:
+    def _ask(self, call: Callable[[Any], R], action: str, *, num_bytes: int = 0, hedge: bool = False) -> R:
+        """Asks the impatient client; credentials that have run out are renewed once."""
+        client = self._client
         try:
-            return call()
+            return self._call(lambda: call(self._client), action, num_bytes=num_bytes, hedge=hedge)
+        except AccessDeniedError as error:
+            if self._credentials is None or error.__cause__ is None or not has_stale_credentials(error.__cause__):
+                raise
+            self._reopen(client)
+        return self._call(lambda: call(self._client), action, num_bytes=num_bytes, hedge=hedge)
+
+    def _call(
+        self,
+        call: Callable[[], R],
+        action: str,
+        *,
+        num_bytes: int = 0,
+        timeout_s: float | None = None,
+        hedge: bool = False,
+        retryable: Callable[[BaseException], bool] = is_transient,
+    ) -> R:
+        try:
+            return self._transport.run(
+                call, action, num_bytes=num_bytes, timeout_s=timeout_s, hedge=hedge, retryable=retryable
+            )
         except DalipipeError:
             raise
         except Exception as error:
@@ -192,6 +249,43 @@ class ObstoreStore:
             if is_panic(error):
                 raise translate(error, action) from error
             raise
+
+    def _patient_client(self) -> Any:
+        """A client that retries by itself, for what cannot be begun again from outside."""
+        with self._reopening:
+            if self._patient is None:
+                self._patient = _open_client(self._url, self._config, self._credentials, retries=self._config.retries)
+            return self._patient
+
+    def _reopen(self, stale: Any) -> None:
+        assert self._credentials is not None
+        with self._reopening:
+            if self._client is stale:  # else another thread was here first
+                self._credentials.forget()
+                self._client = _open_client(self._url, self._config, self._credentials, retries=0)
+                self._patient = None
+
+    def _paced(
+        self, body: memoryview | Path, chunk_bytes: int, action: str, timeout_s: float
+    ) -> Iterator[bytes | memoryview]:
+        """The body in pieces, each as the node's budget has room for it."""
+        if isinstance(body, Path):
+            with body.open("rb", buffering=0) as file:
+                while piece := file.read(chunk_bytes):
+                    self._transport.pace(len(piece), action, timeout_s)
+                    yield piece
+            return
+        for low, high in split_range(0, len(body), chunk_bytes):
+            self._transport.pace(high - low, action, timeout_s)
+            yield body[low:high]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Bytes of a range, and the version of the object that they are of."""
+
+    data: memoryview
+    etag: str
 
 
 def _body(data: bytes | memoryview | Path, *, in_memory: bool) -> tuple[memoryview | Path, int]:
@@ -208,35 +302,46 @@ def _body(data: bytes | memoryview | Path, *, in_memory: bool) -> tuple[memoryvi
     return view, len(view)
 
 
-def _get_part(client: Any, key: str, start: int, stop: int) -> Any:
+def _get_part(client: Any, key: str, start: int, stop: int) -> _Part | int:
     """The bytes of [start, stop), or only their number when the store answered fewer."""
     import obstore
     from obstore.exceptions import GenericError
 
     try:
-        answer = obstore.get_range(client, key, start=start, end=stop)
+        answer = obstore.get(client, key, options={"range": (start, stop)})
+        data = memoryview(answer.bytes()).cast("B")
     except GenericError as error:
         found = _SHORT.search(str(error))
         if found is None:
             raise
         return int(found[2]) - int(found[1])
-    return answer if len(answer) == stop - start else len(answer)
+    return _Part(data=data, etag=str(answer.meta["e_tag"] or "")) if len(data) == stop - start else len(data)
 
 
-def _get_first(client: Any, key: str, start: int) -> tuple[Any, int, str]:
-    """(bytes of the first part from `start`, size of the whole object, ETag)."""
+def _get_first(client: Any, key: str, start: int) -> tuple[_Part, int]:
+    """The first part from `start`, and the size of the whole object."""
     import obstore
 
     answer = obstore.get(client, key, options={"range": (start, start + PART_BYTES)})
     meta = answer.meta
-    return answer.bytes(), int(meta["size"]), str(meta["e_tag"] or "")
+    return _Part(data=memoryview(answer.bytes()).cast("B"), etag=str(meta["e_tag"] or "")), int(meta["size"])
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(key=key, num_bytes=int(meta["size"]), etag=str(meta["e_tag"] or ""))
 
 
-def _open_client(url: str, config: StorageConfig) -> Any:
+def _open_credentials(config: StorageConfig) -> Credentials | None:
+    if config.credential_process is not None and config.credentials_file is not None:
+        raise ConfigError("give one of storage.credential_process and storage.credentials_file, not both")
+    if config.credential_process is not None:
+        return Credentials(process_credentials(config.credential_process))
+    if config.credentials_file is not None:
+        return Credentials(file_credentials(config.credentials_file, config.profile))
+    return None
+
+
+def _open_client(url: str, config: StorageConfig, credentials: Credentials | None, *, retries: int) -> Any:
     try:
         from obstore import store as clients
     except ImportError as error:
@@ -251,7 +356,7 @@ def _open_client(url: str, config: StorageConfig) -> Any:
             "connect_timeout": f"{config.connect_timeout_s}s",
         },
         "retry_config": {
-            "max_retries": config.retries,
+            "max_retries": retries,
             "retry_timeout": timedelta(seconds=config.request_timeout_s),
             "backoff": {
                 "init_backoff": timedelta(milliseconds=50),
@@ -265,7 +370,7 @@ def _open_client(url: str, config: StorageConfig) -> Any:
             check_http_url(url, "url")
             options["client_options"]["allow_http"] = scheme == "http"
             return clients.HTTPStore.from_url(url, **options)
-        return _open_bucket(clients, url, config, options)
+        return _open_bucket(clients, url, config, options, credentials)
     except ConfigError:
         raise
     except BaseException as error:
@@ -276,7 +381,9 @@ def _open_client(url: str, config: StorageConfig) -> Any:
         raise
 
 
-def _open_bucket(clients: Any, url: str, config: StorageConfig, options: dict[str, Any]) -> Any:
+def _open_bucket(
+    clients: Any, url: str, config: StorageConfig, options: dict[str, Any], credentials: Credentials | None
+) -> Any:
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if not bucket or any(character in bucket for character in " @?#:"):
         raise ConfigError(f"{redact(url)} names no valid bucket; write it as {scheme_of(url)}://bucket/folder")
@@ -286,6 +393,8 @@ def _open_bucket(clients: Any, url: str, config: StorageConfig, options: dict[st
         return clients.GCSStore(bucket, **options)
     if scheme in AZURE_SCHEMES:
         return clients.AzureStore(bucket, **options)
+    if credentials is not None:
+        options["credential_provider"] = credentials
     if config.region is not None:
         options["region"] = config.region
     if config.endpoint_url is not None:

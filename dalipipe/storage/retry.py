@@ -20,6 +20,7 @@ def call_with_retries(
     *,
     retries: int,
     timeout_s: float,
+    retryable: Callable[[BaseException], bool] = is_transient,
     on_retry: Callable[[], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -33,6 +34,7 @@ def call_with_retries(
     Args:
         attempt: one try; gets the seconds that are left of `timeout_s`.
         retries: tries after the first one.
+        retryable: whether trying again may help.
         uniform: draws from [0, 1).
 
     Raises:
@@ -44,7 +46,7 @@ def call_with_retries(
             return attempt(max(deadline - clock(), 0.0))
         except Exception as error:
             delay_s = uniform() * min(_MAX_DELAY_S, _FIRST_DELAY_S * 2**retry)
-            if retry == retries or not is_transient(error) or clock() + delay_s >= deadline:
+            if retry == retries or not retryable(error) or clock() + delay_s >= deadline:
                 raise
         if on_retry is not None:
             on_retry()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,31 @@ class ObjectInfo:
 class StorageConfig:
     """How stores are reached (`storage.*`)."""
 
-    concurrency: int = 16
-    """Requests in flight at once in this process."""
+    concurrency: int = 32
+    """Requests in flight at once in this process, at most; how many there are follows the store's latency."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 10.0
     """Deadline of one read from the socket, not of the whole object."""
     request_timeout_s: float = 120.0
     """Deadline of one whole call, retries included."""
-    retries: int = 5
+    retries: int = 10
+    """Tries of one request after the first: about 6 s of broken connections or 503 are sat out."""
+    hedge: bool = True
+    """A read that takes longer than the running p95 is asked for again (at most 5 % of requests)."""
+    bandwidth: int | float | str | None = None
+    """What this node may move, bytes a second (`"1.2GB"`); unlimited without, the highest seen is then the measure."""
+    io_class: str = "data"
+    """Whose traffic this is: `data` goes first, `checkpoint` and `eval` take what it leaves, at least 5 and 10 %."""
+    budget_dir: str = "/dev/shm"
+    """Folder of the file by which the processes of this node share the bandwidth."""
+    credential_process: str | None = None
+    """A command that prints S3 credentials as JSON (as in AWS's configuration); run again before they expire."""
+    credentials_file: str | None = None
+    """An AWS credentials file that something else renews; read again before its credentials expire."""
+    profile: str = "default"
+    """The section of `credentials_file`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What an fsspec file system takes beyond its URL (`+storage.options.user=me`)."""
     endpoint_url: str | None = None
     """An S3-compatible endpoint; the shipped configuration takes it from AWS_ENDPOINT_URL or S3_ENDPOINT_URL."""
     region: str | None = None
