@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from dalipipe.errors import ConfigError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.loader.config import LoaderConfig
 from dalipipe.loader.loader import Loader as _Loader
+from dalipipe.metrics.config import CostConfig, MetricsConfig
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.shards.config import DataConfig
@@ -37,12 +38,14 @@ class LoadConfig:
     graph: GraphConfig = field(default_factory=GraphConfig)
     quarantine: QuarantineConfig = field(default_factory=QuarantineConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     device: str = "auto"
     """`cpu`, `cuda:N`, or `auto`: the GPU of this local rank where there is one."""
     assign: str = "static"
     """Which rank loads which slots of the global batch: `static` (by rank number)."""
     run_dir: str | None = None
-    """Where the run's records go (`quarantine.jsonl`); none are written without it."""
+    """Where the run's records go (ledger, figures, events, `quarantine.jsonl`); none are written without it."""
 
 
 class Loader(_Loader):
@@ -133,14 +136,36 @@ class Loader(_Loader):
             owned=(store, cache, coordinator),
         )
         self.manifest = manifest
+        try:
+            self._watch(cfg, recorder, world)
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch(self, cfg: LoadConfig, recorder: Recorder, world: World) -> None:
+        from dalipipe.metrics.attach import watch
+
+        observer = watch(
+            config=cfg.metrics,
+            settings=asdict(cfg),
+            recorder=recorder,
+            steps=self.steps,
+            world=world,
+            manifest=self.manifest,
+            device=self.device,
+            run_dir=Path(cfg.run_dir) if cfg.run_dir else None,
+        )
+        if observer is not None:
+            self.own(observer)
 
 
 def open_dataset(cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest]:
     """Opens the store of `data.url` and its manifest, with shard indices kept on the node."""
     from dalipipe.cache.indices import NodeIndices
+    from dalipipe.cache.measured import MeasuredStore
     from dalipipe.shards.manifest import Manifest
 
-    store = _open_store(cfg.data, cfg.storage, recorder)
+    store = MeasuredStore(_open_store(cfg.data, cfg.storage, recorder), recorder)
 
     def read_index(name: str) -> bytes | memoryview:
         return NodeIndices(Path(cfg.cache.dir, manifest.identity, "indices"), store, recorder).read(name)

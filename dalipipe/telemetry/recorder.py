@@ -6,6 +6,7 @@ its own and a reader sums them. Readers (stats, exporters) may be slow; writers 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -149,10 +150,8 @@ class Recorder:
             gauges = dict(self._gauges)
         values = {}
         for name, read in gauges.items():
-            try:
+            with contextlib.suppress(Exception):  # a figure that cannot be read must not end a scrape
                 values[name] = float(read())
-            except Exception:  # noqa: BLE001, S110 - a figure that cannot be read must not end a scrape
-                pass
         return values
 
     def _new_cell(self) -> dict[str, float]:
