@@ -149,6 +149,10 @@ class Loader:
             "stage_s": {stage.value: seen.get(f"stage_s.{stage.value}", 0.0) for stage in Stage},
         }
 
+    def own(self, item: Any) -> None:
+        """`item` is closed with the loader, before what it owned already."""
+        self._owned = (*self._owned, item)
+
     def rest(self) -> None:
         """Ends the threads that work ahead, until the next batch is asked for; the position stays."""
         self._check_open()
