@@ -20,7 +20,7 @@ from dalipipe.shards.digest import digest64
 TRAILER_MAGIC = b"dpblock1"
 TRAILER_BYTES = len(TRAILER_MAGIC) + 8
 LOCKS_NAME = "locks"
-_SET_BLOCKS = 512
+SET_BLOCKS = 512
 
 
 def boot_time_s() -> float:
@@ -47,6 +47,8 @@ class BlockStore:
 
     Args:
         folder: `<cache.dir>/<identity>`; made when missing.
+        locks: the lock file, where several tiers share one; `<folder>/locks` by default.
+        fallocate: reserve the file's blocks before it is written, so that a file system of huge pages uses them.
         boot_s: when the host started; files changed before are checked.
         probe, write: for tests, see `publish`.
     """
@@ -55,18 +57,23 @@ class BlockStore:
         self,
         folder: Path,
         *,
+        locks: Path | None = None,
+        fallocate: bool = False,
         boot_s: float | None = None,
         probe: Probe = lambda _point: None,
         write: Write = os.write,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.locks = locks or folder / LOCKS_NAME
+        self._fallocate = fallocate
+        self._checked: set[tuple[int, int]] = set()
         self._boot_s = boot_time_s() if boot_s is None else boot_s
         self._probe = probe
         self._write = write
 
     def path(self, block: int) -> Path:
         """Where the block lies when it is here."""
-        return self._folder / str(block // _SET_BLOCKS) / str(block)
+        return self.folder / str(block // SET_BLOCKS) / str(block)
 
     def contains(self, block: int) -> bool:
         """Whether the block has a name here."""
@@ -85,46 +92,70 @@ class BlockStore:
         try:
             status = os.fstat(descriptor)
             if status.st_size != num_bytes + TRAILER_BYTES:
-                self._drop(block)
+                self.drop(block)
                 return None
             try:
                 file = map_file(descriptor, status.st_size)
             except OSError:
-                self._drop(block)
+                self.drop(block)
                 return None
-            if status.st_ctime < self._boot_s or status.st_mtime_ns % 10**9 != _seal_ns(block):
+            trusted = status.st_ctime >= self._boot_s and status.st_mtime_ns % 10**9 == _seal_ns(block)
+            if not trusted and (status.st_ino, status.st_ctime_ns) not in self._checked:
                 if not is_whole(file):
-                    self._drop(block)
+                    self.drop(block)
                     return None
-                self._seal(descriptor, block)
+                self._seal(descriptor, block, status)
             return file[:num_bytes]
         finally:
             os.close(descriptor)
 
     def lock(self, block: int, wait_s: float) -> BlockLock | None:
         """The right to bring the block here, or None when it has come meanwhile. Raises CacheTimeoutError."""
-        lock = lock_block(self._folder / LOCKS_NAME, block, wait_s=wait_s, done=lambda: self.contains(block))
+        lock = lock_block(self.locks, block, wait_s=wait_s, done=lambda: self.contains(block))
         self._probe("locked")
         return lock
 
     def write(self, block: int, data: memoryview) -> None:
         """Keeps the block's bytes. Raises OSError as the file system does; nothing is left then."""
-        path, pieces, mtime_ns = self.path(block), (data, trailer(data)), _now_sealed_ns(block)
-        try:
-            publish(path, pieces, mtime_ns=mtime_ns, probe=self._probe, write=self._write)
-        except FileNotFoundError:
-            # A `clear` removed the empty folder between its making and the linking.
-            publish(path, pieces, mtime_ns=mtime_ns, probe=self._probe, write=self._write)
+        pieces = (data, trailer(data))
+        for attempt in range(2):
+            try:
+                publish(
+                    self.path(block),
+                    pieces,
+                    mtime_ns=_now_sealed_ns(block),
+                    probe=self._probe,
+                    write=self._write,
+                    reserve=self._fallocate,
+                )
+                return
+            except FileNotFoundError:
+                # A `clear` removed the empty folder between its making and the linking.
+                if attempt:
+                    raise
 
-    def _drop(self, block: int) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def drop(self, block: int) -> None:
+        """Takes the block's name away; views that are held keep their bytes. No error where that cannot be done."""
+        with contextlib.suppress(OSError):
             self.path(block).unlink()
 
-    def _seal(self, descriptor: int, block: int) -> None:
+    def sizes(self, number: int) -> list[tuple[int, int]]:
+        """(block, bytes on disk) of what set `number` holds: blocks [512 number, 512 (number + 1))."""
+        found = []
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder / str(number)) as entries:
+            for entry in entries:
+                if entry.name.isdigit():
+                    with contextlib.suppress(FileNotFoundError):
+                        found.append((int(entry.name), entry.stat(follow_symlinks=False).st_size))
+        return found
+
+    def _seal(self, descriptor: int, block: int, status: os.stat_result) -> None:
         # Sets the change time to now as well: the whole node trusts the file from here on.
         mtime_ns = _now_sealed_ns(block)
-        with contextlib.suppress(PermissionError):
+        try:
             os.utime(descriptor, ns=(mtime_ns, mtime_ns))
+        except OSError:  # a read-only folder: this process remembers, the others check for themselves
+            self._checked.add((status.st_ino, status.st_ctime_ns))
 
 
 def _seal_ns(block: int) -> int:

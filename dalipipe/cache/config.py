@@ -7,16 +7,45 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
-    """One tier. `capacity`: `"100G"`, bytes, or a fraction such as 0.8 (of the free space); 0 turns the tier off."""
+    """One tier. `capacity`: `"100G"`, bytes, or a fraction such as 0.8 (of the free space); 0 turns the tier off.
+
+    The budget is that of one data set; nodes and jobs that name the same folder share it.
+    """
 
     capacity: int | float | str = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TiersConfig:
-    """`cache.tiers.*`."""
+class PoolConfig:
+    """`cache.tiers.pool`: a store near the cluster, filled on first read, so that a byte leaves the lake once."""
 
+    url: str = ""
+    """Any URL that dalipipe can write: a shared mount, an in-cluster bucket. Empty turns the tier off."""
+    capacity: int | float | str = 1.0
+    """Bytes, or a fraction of the data set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    """`cache.tiers.memory`: encoded blocks in shared memory, for all jobs of the node."""
+
+    capacity: int | float | str = 0
+    """Bytes, or a fraction of what the host (or its container) has free."""
+    dir: str = ""
+    """A folder of a memory file system; `/dev/shm/dalipipe-<uid>` by default."""
+    hugepages: bool = False
+    """Use huge pages, where the file system of `dir` is mounted with `huge=` or the host's default allows them."""
+    keep: bool = False
+    """Leave the blocks there when the last job ends, for the next one. Memory stays taken until `cache clear`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiersConfig:
+    """`cache.tiers.*`: exclusive, the nearest first: memory, node, pool."""
+
+    pool: PoolConfig = field(default_factory=PoolConfig)
     node: TierConfig = field(default_factory=lambda: TierConfig(capacity=0.8))
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +55,8 @@ class CacheConfig:
     dir: str = ""
     """The folder of the node tier, best on local NVMe, shared by all jobs of the node."""
     policy: str = "auto"
-    """`pin` (never evict: a hash-chosen part of the set stays), `stream` (use and drop), `auto`."""
+    """`pin` (never evict: a hash-chosen part of the set stays), `lru` and `lfu` (for sets with hot samples), `stream`
+    (use and drop), `auto` (`pin`, or `lfu` where `data.repeat` makes samples hot)."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
     wait_s: float = 60.0
     """How long a reader waits for another process that is bringing the same block, before it is an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
@@ -54,6 +55,16 @@ class Cache(Protocol):
         """Frees what this process holds; other processes are untouched. Idempotent."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A block that a tier keeps: its bytes, when it was used last (seconds since 1970) and how often."""
+
+    block: int
+    num_bytes: int
+    last_use_s: float
+    uses: int = 0
+
+
 class EvictionPolicy(Protocol):
     """Decides which blocks a tier keeps. Pure: it answers, the tier acts."""
 
@@ -64,8 +75,11 @@ class EvictionPolicy(Protocol):
     def admits(self, block: int) -> bool:
         """Whether the tier keeps this block at all."""
 
-    def victims(self, entries: Sequence[tuple[int, int, float]], need_bytes: int) -> Sequence[int]:
+    def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:
         """Which blocks to drop so that `need_bytes` are freed; empty when the policy never evicts or cannot.
 
-        entries: (block, bytes, time of last use in seconds) of the set that is full.
+        Args:
+            entries: what the set that is full holds.
+            newcomer_uses: how often the block was used for which room is made, itself included; None where room must
+                be had whatever comes.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from dalipipe.cache.lake import Fetched
 from dalipipe.errors import CacheTimeoutError
 
 
@@ -13,17 +14,22 @@ class _Flight:
 
     def __init__(self) -> None:
         self.landed = threading.Event()
-        self.data: memoryview | None = None
+        self.data: Fetched | None = None
         self.error: Exception | None = None
         self.holders = 1
 
 
 class Flights:
-    """One read for all threads that ask for a block while it is being read or held."""
+    """One read for all threads that ask for a block while it is being read or held.
 
-    def __init__(self, read: Callable[[int], memoryview], wait_s: float) -> None:
-        self._read = read
+    Args:
+        wait_s: how long a thread waits for another's read.
+        on_last: called with a block when its last holder has let it go; a new `get` of it waits until then.
+    """
+
+    def __init__(self, wait_s: float, on_last: Callable[[int], None]) -> None:
         self._wait_s = wait_s
+        self._on_last = on_last
         self._lock = threading.Lock()
         self._flights: dict[int, _Flight] = {}
 
@@ -33,7 +39,7 @@ class Flights:
             flight = self._flights.get(block)
             return flight is not None and flight.data is not None
 
-    def get(self, block: int) -> tuple[memoryview, bool]:
+    def get(self, block: int, read: Callable[[int], Fetched]) -> tuple[Fetched, bool]:
         """Returns the block's bytes and whether somebody else had read them. Each `get` needs one `release`.
 
         Raises what the read raises, for all that wait for it, and CacheTimeoutError when another thread's read takes
@@ -47,7 +53,7 @@ class Flights:
             else:
                 flight.holders += 1
         if leads:
-            return self._lead(block, flight), False
+            return self._lead(block, flight, read), False
         if not flight.landed.wait(self._wait_s):
             self.release(block)
             raise CacheTimeoutError(
@@ -68,10 +74,11 @@ class Flights:
             flight.holders -= 1
             if flight.holders <= 0:
                 del self._flights[block]
+                self._on_last(block)
 
-    def _lead(self, block: int, flight: _Flight) -> memoryview:
+    def _lead(self, block: int, flight: _Flight, read: Callable[[int], Fetched]) -> Fetched:
         try:
-            flight.data = self._read(block)
+            flight.data = read(block)
             return flight.data
         except Exception as error:
             flight.error = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -45,6 +46,14 @@ class BlockMap(Protocol):
     def num_bytes(self) -> int: ...
     def block_bytes(self, block: int) -> int: ...
     def extents(self, block: int) -> Sequence[Extent]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A block's bytes, read-only, and where they came from: lake or pool."""
+
+    data: memoryview
+    tier: str
 
 
 class LakeReader:

@@ -19,7 +19,12 @@ from pathlib import Path
 
 from dalipipe.errors import CacheTimeoutError
 
+# What the bytes of a lock file stand for: blocks, sets of blocks, whoever is alive, and from 2**40 on one byte for
+# each block that is held in passing.
 _NUM_BYTES = 1 << 16
+_SETS_AT = 1 << 16
+_ALIVE_AT = 1 << 17
+_HELD_AT = 1 << 40
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.02
 _HELD = (errno.EAGAIN, errno.EACCES)
@@ -29,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlockLock:
-    """The exclusive right to bring one block to the node, held until `release`."""
+    """One right (to bring a block, to change a set), held until `release`."""
 
     __slots__ = ("_descriptor",)
 
@@ -90,9 +95,73 @@ def lock_block(
     return lock
 
 
-def _try_lock(descriptor: int, offset: int) -> bool:
+def lock_set(path: Path, number: int, *, wait_s: float) -> BlockLock | None:
+    """The right to change which blocks of set `number` are kept; None when it was not had within `wait_s` seconds."""
+    return _wait_for(path, _SETS_AT + number % _NUM_BYTES, fcntl.F_WRLCK, wait_s)
+
+
+def stay_alive(path: Path, wait_s: float = 2.0) -> BlockLock | None:
+    """A mark that this process uses the folder, shared with others; it dies with the process.
+
+    None where somebody clears the folder all the while, or the file system has no such locks.
+    """
+    return _wait_for(path, _ALIVE_AT, fcntl.F_RDLCK, wait_s)
+
+
+def lock_unused(path: Path) -> BlockLock | None:
+    """The right to do away with the folder's blocks, or None while any process uses it."""
+    return _wait_for(path, _ALIVE_AT, fcntl.F_WRLCK, 0.0)
+
+
+class Holds:
+    """Which blocks this process holds in passing, so that the last holder on the node can tell that it is the last.
+
+    All marks are locks of one open file: a killed process holds nothing any more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def add(self, block: int) -> bool:
+        """Marks the block as held here. False while another process is dropping it."""
+        return _try_lock(self._descriptor, _HELD_AT + block, fcntl.F_RDLCK)
+
+    def remove(self, block: int) -> BlockLock | None:
+        """Ends the hold; the last holder on the node gets the right to drop the block, all others None."""
+        fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, _HELD_AT + block, 1))
+        return self.lock_unheld(block)
+
+    def lock_unheld(self, block: int) -> BlockLock | None:
+        """The right to drop a block that nobody on the node holds, else None."""
+        return _wait_for(self._path, _HELD_AT + block, fcntl.F_WRLCK, 0.0)
+
+    def close(self) -> None:
+        """Ends all holds. Nothing else may be called at the same time or later."""
+        os.close(self._descriptor)
+
+
+def _wait_for(path: Path, offset: int, kind: int, wait_s: float) -> BlockLock | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock = BlockLock(descriptor)
+    deadline = time.monotonic() + wait_s
+    pause_s = _FIRST_PAUSE_S
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset, 1))
+        while not _try_lock(descriptor, offset, kind):
+            if time.monotonic() >= deadline:
+                lock.release()
+                return None
+            time.sleep(random.uniform(pause_s / 2, pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _try_lock(descriptor: int, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _flock(kind, offset, 1))
     except OSError as error:
         if error.errno in _HELD:
             return False

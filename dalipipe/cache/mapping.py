@@ -32,6 +32,8 @@ def _libc() -> Any:
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.madvise.restype = ctypes.c_int
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mincore.restype = ctypes.c_int
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     return libc
 
 
@@ -61,6 +63,28 @@ def map_path(path: Path) -> memoryview:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return map_file(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a file lies in the page cache (whole pages). Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    libc = _libc()
+    try:
+        num_bytes = os.fstat(descriptor).st_size
+        if not num_bytes:
+            return 0
+        address = libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address is None or address == _MAP_FAILED:
+            raise _last_error()
+        try:
+            pages = (ctypes.c_ubyte * -(-num_bytes // mmap.PAGESIZE))()
+            if libc.mincore(address, num_bytes, pages):
+                raise _last_error()
+            return min(num_bytes, mmap.PAGESIZE * sum(page & 1 for page in bytes(pages)))
+        finally:
+            libc.munmap(address, num_bytes)
     finally:
         os.close(descriptor)
 

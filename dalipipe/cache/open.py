@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dalipipe.cache.blockstore import LOCKS_NAME, BlockStore
+from dalipipe.cache.budget import Budget, check_budget, plan_budgets
 from dalipipe.cache.config import CacheConfig
-from dalipipe.cache.inspect import measure_folder
+from dalipipe.cache.contract import EvictionPolicy
+from dalipipe.cache.folders import memory_folder
+from dalipipe.cache.inspect import drop_blocks
 from dalipipe.cache.lake import BlockMap, LakeReader
-from dalipipe.cache.policies import PinPolicy, pinned_share
-from dalipipe.cache.tiered import NodeTier, TieredCache
+from dalipipe.cache.locks import BlockLock, lock_unused, stay_alive
+from dalipipe.cache.passing import PassingBlocks
+from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, pinned_share
+from dalipipe.cache.pool import Pool, PooledReader
+from dalipipe.cache.tier import Tier
+from dalipipe.cache.tiered import TieredCache
+from dalipipe.cache.usage import USAGE_NAME, UsageTable
 from dalipipe.errors import CacheError, ConfigError
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
@@ -21,9 +31,27 @@ from dalipipe.units import format_bytes, parse_capacity
 if TYPE_CHECKING:
     from dalipipe.storage.store import Store
 
-AVAILABLE_POLICIES = ("auto", "pin", "stream")
+POLICIES = ("auto", "pin", "lru", "lfu", "stream")
+PASSING_NAME = "passing"
+_EVICTING: dict[str, type[LruPolicy] | type[LfuPolicy]] = {"lru": LruPolicy, "lfu": LfuPolicy}
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """Who reads this data set on the node, as far as it matters to the cache.
+
+    node_share: the share of the data set that this node reads over all epochs. local_ranks: processes of the job on
+    the node. working_blocks: blocks that the order keeps open on the node at once. uneven: some samples come more
+    often than others.
+    """
+
+    node_share: float = 1.0
+    local_ranks: int = 1
+    working_blocks: int = 1
+    uneven: bool = False
 
 
 def open_cache(
@@ -32,72 +60,218 @@ def open_cache(
     config: CacheConfig,
     recorder: Recorder,
     *,
-    open_blocks: Callable[[Path], BlockStore] = BlockStore,
+    pool: Store | None = None,
+    readers: Readers = Readers(),
+    open_blocks: Callable[..., BlockStore] = BlockStore,
 ) -> TieredCache:
-    """Opens the cache of one data set, shared with all processes of the node that name the same `cache.dir`.
+    """Opens the cache of one data set, shared with all processes of the node that name the same folders.
+
+    Args:
+        store: the lake.
+        pool: the store of `cache.tiers.pool.url`; owned by the cache from here on.
+        open_blocks: for tests.
 
     Raises:
-        ConfigError: the policy is unknown, or a node tier is wanted and `cache.dir` is empty.
-        CacheError: the folder cannot be made or written.
+        ConfigError: the policy is unknown, a tier is wanted and its folder is not named, or a budget that was given in
+            bytes cannot hold what is open at once.
+        CacheError: a folder cannot be made.
     """
-    if config.policy not in AVAILABLE_POLICIES:
-        raise ConfigError(
-            f"cache.policy={config.policy!r} is not available; choose one of {', '.join(AVAILABLE_POLICIES)}"
+    if config.policy not in POLICIES:
+        raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
+    return _Opening(manifest, store, config, recorder, pool=pool, readers=readers, open_blocks=open_blocks).open()
+
+
+class _Opening:
+    """The steps of `open_cache`, with what they share."""
+
+    def __init__(
+        self,
+        manifest: BlockMap,
+        store: Store,
+        config: CacheConfig,
+        recorder: Recorder,
+        *,
+        pool: Store | None,
+        readers: Readers,
+        open_blocks: Callable[..., BlockStore],
+    ) -> None:
+        self._manifest = manifest
+        self._store = store
+        self._config = config
+        self._recorder = recorder
+        self._pool = pool
+        self._readers = readers
+        self._open_blocks = open_blocks
+        self._policy = config.policy
+        if config.policy == "auto":
+            self._policy = "lfu" if readers.uneven else "pin"
+        self._leases: list[tuple[Path, BlockLock]] = []
+        self._is_read_only = False
+
+    def open(self) -> TieredCache:
+        budgets = self._budgets()
+        tiers = self._tiers(budgets)
+        about = self._about(budgets)
+        _log.info("cache: %s", about)
+        return TieredCache(
+            self._manifest,
+            PooledReader(self._manifest, LakeReader(self._manifest, self._store, self._recorder), self._open_pool()),
+            tiers,
+            wait_s=self._config.wait_s,
+            recorder=self._recorder,
+            about=about,
+            passing=self._open_passing(tiers),
+            on_close=self._leave,
         )
-    lake = LakeReader(manifest, store, recorder)
-    node, about = None, "policy stream: blocks are used and dropped, every epoch reads the lake"
-    if config.policy != "stream":
-        node, about = _open_node(manifest, config, recorder, open_blocks)
-    _log.info("cache: %s", about)
-    return TieredCache(manifest, lake, node, wait_s=config.wait_s, recorder=recorder, about=about)
 
+    def _budgets(self) -> list[Budget]:
+        """The tiers of the node that are on, the nearest first."""
+        if self._policy == "stream":
+            return []
+        budgets = plan_budgets(self._config, self._manifest.identity, self._manifest.num_bytes)
+        prepared = []
+        for budget in budgets:
+            writable = make_folder(budget.folder)
+            if not writable:
+                self._is_read_only = True
+                _log.warning(
+                    "%s cannot be written by user %d: blocks that are there are used, all others are read from farther "
+                    "away every epoch; mount it writable, or choose another cache.dir",
+                    budget.folder,
+                    os.getuid(),
+                )
+            prepared.append(replace(budget, writable=writable).measured())
+        for budget in prepared:
+            if budget.writable:
+                check_budget(
+                    budget,
+                    policy=self._policy,
+                    working_blocks=self._readers.working_blocks,
+                    num_blocks=self._manifest.num_blocks,
+                    num_bytes=self._manifest.num_bytes,
+                )
+        return prepared
 
-def _open_node(
-    manifest: BlockMap, config: CacheConfig, recorder: Recorder, open_blocks: Callable[[Path], BlockStore]
-) -> tuple[NodeTier | None, str]:
-    capacity = config.tiers.node.capacity
-    total_bytes = manifest.num_bytes
-    if parse_capacity(capacity, total_bytes, "cache.tiers.node.capacity") == 0:
-        return None, "cache.tiers.node.capacity is 0: blocks are used and dropped, every epoch reads the lake"
-    if not config.dir:
-        raise ConfigError(
-            f"cache.policy={config.policy} keeps blocks on the node, and cache.dir is empty; name a folder on a local "
-            "disk, or choose cache.policy=stream"
+    def _tiers(self, budgets: list[Budget]) -> list[Tier]:
+        tiers, start, taken_bytes = [], 0.0, 0
+        all_bytes = sum(budget.num_bytes for budget in budgets if budget.writable)
+        locks = next((budget.folder / LOCKS_NAME for budget in reversed(budgets) if budget.writable), None)
+        for budget in budgets:
+            taken_bytes += budget.num_bytes if budget.writable else 0
+            # `pin` leaves out the rest of hash space; a policy that evicts shares all of it out.
+            stop = taken_bytes / max(all_bytes, 1) if self._policy in _EVICTING else self._share(taken_bytes)
+            policy, usage = self._policy_of(budget, start, stop)
+            start = max(start, stop) if budget.writable else start
+            tiers.append(
+                Tier(
+                    budget.name,
+                    self._open_blocks(budget.folder, locks=locks, fallocate=budget.hugepages),
+                    policy,
+                    budget_bytes=budget.num_bytes,
+                    used_bytes=budget.used_bytes,
+                    num_blocks=self._manifest.num_blocks,
+                    recorder=self._recorder,
+                    usage=usage,
+                )
+            )
+            if budget.writable:
+                lease = stay_alive(budget.folder / LOCKS_NAME)
+                self._leases += [(budget.folder, lease)] if lease is not None else []
+        return tiers
+
+    def _policy_of(self, budget: Budget, start: float, stop: float) -> tuple[EvictionPolicy, UsageTable | None]:
+        if not budget.writable:
+            return StreamPolicy(), None
+        if self._policy in _EVICTING:
+            return _EVICTING[self._policy](stop, start), UsageTable(budget.folder / USAGE_NAME)
+        return PinPolicy(stop, start), None
+
+    def _share(self, num_bytes: int) -> float:
+        """Up to where in hash space blocks fit so many bytes of what this node reads."""
+        total_bytes = int(self._manifest.num_bytes * self._readers.node_share)
+        return pinned_share(num_bytes, total_bytes, self._manifest.num_blocks)
+
+    def _open_pool(self) -> Pool | None:
+        if self._pool is None:
+            return None
+        total_bytes = self._manifest.num_bytes
+        capacity_bytes = parse_capacity(self._config.tiers.pool.capacity, total_bytes, "cache.tiers.pool.capacity")
+        share = pinned_share(capacity_bytes, total_bytes, self._manifest.num_blocks)
+        # From the other end of hash space than the node's tiers: as long as all together hold less than the data set,
+        # no block lies in two of them.
+        return Pool(self._pool, self._manifest.identity, PinPolicy(1.0, 1.0 - share), self._recorder)
+
+    def _open_passing(self, tiers: list[Tier]) -> PassingBlocks | None:
+        if self._readers.local_ranks < 2:
+            return None
+        folder = memory_folder(self._config) / self._manifest.identity / PASSING_NAME
+        try:
+            if not make_folder(folder):
+                return None
+        except CacheError:
+            return None
+        locks = tiers[0].blocks.locks if tiers and not self._is_read_only else None
+        passing = PassingBlocks(BlockStore(folder, locks=locks), self._config.wait_s, self._recorder)
+        passing.sweep()
+        return passing
+
+    def _leave(self) -> None:
+        for _, lease in self._leases:
+            lease.release()
+        memory = memory_folder(self._config) / self._manifest.identity
+        if self._config.tiers.memory.keep or all(folder != memory for folder, _ in self._leases):
+            return
+        unused = lock_unused(memory / LOCKS_NAME)
+        if unused is not None:  # the last job of the node that used it
+            drop_blocks(memory)
+            unused.release()
+
+    def _about(self, budgets: list[Budget]) -> str:
+        total_bytes = self._manifest.num_bytes
+        if self._policy == "stream":
+            return self._with_pool("policy stream: blocks are used and dropped, every epoch reads the lake")
+        if not budgets:
+            return self._with_pool(
+                "cache.tiers.node.capacity is 0: blocks are used and dropped, every epoch reads the lake"
+            )
+        why = ""
+        if self._config.policy == "auto":
+            why = ", chosen by auto: "
+            why += (
+                "some samples are read more often than others"
+                if self._policy == "lfu"
+                else "no policy beats it when samples are read once an epoch"
+            )
+        reads_bytes = int(total_bytes * self._readers.node_share)
+        parts, taken_bytes, before = [], 0, 0.0
+        for budget in budgets:
+            taken_bytes += budget.num_bytes
+            share = self._share(taken_bytes)
+            parts.append(f"{share - before:.0%} in {budget.folder.parent} (budget {format_bytes(budget.num_bytes)})")
+            before = share
+        return self._with_pool(
+            f"policy {self._policy}{why}: of {format_bytes(reads_bytes)} that this node reads, "
+            f"{' and '.join(parts)} stays, the rest is read from farther away every epoch"
         )
-    folder = make_folder(Path(config.dir) / manifest.identity)
-    used_bytes = measure_folder(folder)[0]
-    disk = os.statvfs(folder)
-    # What this data set holds already counts as free: a restart keeps the share it chose when the disk was empty.
-    room_bytes = disk.f_bavail * disk.f_frsize + used_bytes
-    budget_bytes = min(parse_capacity(capacity, room_bytes, "cache.tiers.node.capacity"), room_bytes)
-    share = pinned_share(budget_bytes, total_bytes, manifest.num_blocks)
-    node = NodeTier(
-        open_blocks(folder),
-        PinPolicy(share),
-        budget_bytes=budget_bytes,
-        used_bytes=used_bytes,
-        recorder=recorder,
-    )
-    why = ", chosen by auto: no policy beats it when samples are read once an epoch" if config.policy == "auto" else ""
-    about = (
-        f"policy pin{why}: {share:.0%} of {format_bytes(total_bytes)} stays in {config.dir} "
-        f"(budget {format_bytes(budget_bytes)}), the rest is read from the lake every epoch"
-    )
-    return node, about
+
+    def _with_pool(self, about: str) -> str:
+        return about if self._pool is None else f"{about}; pool {self._pool.url}"
 
 
-def make_folder(folder: Path) -> Path:
-    """Makes the folder of a data set and its lock file.
+def make_folder(folder: Path) -> bool:
+    """Makes the folder of a data set and its lock file; False where there is one that cannot be written.
 
     Raises:
-        CacheError: it cannot be made or written; says by whom and what to do.
+        CacheError: it cannot be made at all; says by whom and what to do.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.close(os.open(folder / LOCKS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     except OSError as error:
+        if error.errno in _UNWRITABLE:
+            return False
         raise CacheError(
-            f"the cache folder {folder} cannot be written by user {os.getuid()}: {error.strerror or error}; choose a "
+            f"the cache folder {folder} cannot be made by user {os.getuid()}: {error.strerror or error}; choose a "
             "cache.dir on a local disk that this user can write, or cache.policy=stream"
         ) from error
-    return folder
+    return True

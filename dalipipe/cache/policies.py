@@ -7,15 +7,17 @@ uniform permutations). So `pin` is the default, and `lru` and `lfu` are for sets
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-Entry = tuple[int, int, float]
+from dalipipe.cache.contract import Entry
 
 _MASK = (1 << 64) - 1
 _MAX_SORTED = 1 << 20
+# In a scan the counts of two blocks differ by at most 2: one use of this epoch, and one that halving counts rounds off.
+_HOTTER_BY = 3
 
 
 def block_hash(block: int) -> float:
@@ -50,19 +52,23 @@ def pinned_share(capacity_bytes: int, total_bytes: int, num_blocks: int) -> floa
 
 
 class PinPolicy:
-    """Keeps the blocks whose hash lies below `share`, and never evicts: the same ones in every job and on restart."""
+    """Keeps the blocks whose hash lies in [start, stop), and never evicts: the same ones in every job and on restart.
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    Ranges that follow each other make tiers exclusive without any account of what lies where.
+    """
+
+    def __init__(self, stop: float, start: float = 0.0) -> None:
+        self.start = start
+        self.stop = stop
 
     @property
     def name(self) -> str:
         return "pin"
 
     def admits(self, block: int) -> bool:
-        return block_hash(block) < self.share
+        return self.start <= block_hash(block) < self.stop
 
-    def victims(self, entries: Sequence[Entry], need_bytes: int) -> Sequence[int]:  # noqa: ARG002
+    def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:  # noqa: ARG002
         return ()
 
 
@@ -76,55 +82,62 @@ class StreamPolicy:
     def admits(self, block: int) -> bool:  # noqa: ARG002
         return False
 
-    def victims(self, entries: Sequence[Entry], need_bytes: int) -> Sequence[int]:  # noqa: ARG002
+    def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:  # noqa: ARG002
         return ()
 
 
 class LruPolicy:
-    """Keeps everything and drops what was used longest ago."""
+    """Keeps every newcomer and drops what was used longest ago.
+
+    Two tiers share the blocks out by hash, as with `pin`: [start, stop) is this tier's part.
+    """
+
+    def __init__(self, stop: float = 1.0, start: float = 0.0) -> None:
+        self.start = start
+        self.stop = stop
 
     @property
     def name(self) -> str:
         return "lru"
 
-    def admits(self, block: int) -> bool:  # noqa: ARG002
-        return True
+    def admits(self, block: int) -> bool:
+        return self.start <= block_hash(block) < self.stop
 
-    def victims(self, entries: Sequence[Entry], need_bytes: int) -> Sequence[int]:
-        return _shortest_prefix(sorted(entries, key=lambda entry: (entry[2], entry[0])), need_bytes)
+    def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:  # noqa: ARG002
+        return _shortest_prefix(sorted(entries, key=lambda entry: (entry.last_use_s, entry.block)), need_bytes)
 
 
 class LfuPolicy:
-    """Keeps everything and drops what was used least often, the longest unused first among equals.
+    """Drops what was used least often, the longest unused first among equals, and only for a newcomer that was used
+    clearly more often: three times more, so that a scan, in which all counts are nearly equal, replaces nothing.
 
-    `used` counts a use; counts stay when a block is dropped, so that a hot block wins its place back.
+    Counts stay when a block is dropped, and are halved in time (`UsageTable.age`). [start, stop) as for `lru`.
     """
 
-    def __init__(self) -> None:
-        self._uses: dict[int, int] = {}
+    def __init__(self, stop: float = 1.0, start: float = 0.0) -> None:
+        self.start = start
+        self.stop = stop
 
     @property
     def name(self) -> str:
         return "lfu"
 
-    def admits(self, block: int) -> bool:  # noqa: ARG002
-        return True
+    def admits(self, block: int) -> bool:
+        return self.start <= block_hash(block) < self.stop
 
-    def used(self, block: int) -> None:
-        """Counts one use of the block."""
-        self._uses[block] = self._uses.get(block, 0) + 1
-
-    def victims(self, entries: Sequence[Entry], need_bytes: int) -> Sequence[int]:
-        ranked = sorted(entries, key=lambda entry: (self._uses.get(entry[0], 0), entry[2], entry[0]))
+    def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:
+        ranked: Iterable[Entry] = sorted(entries, key=lambda entry: (entry.uses, entry.last_use_s, entry.block))
+        if newcomer_uses is not None:
+            ranked = (entry for entry in ranked if entry.uses + _HOTTER_BY <= newcomer_uses)
         return _shortest_prefix(ranked, need_bytes)
 
 
-def _shortest_prefix(ranked: Sequence[Entry], need_bytes: int) -> Sequence[int]:
+def _shortest_prefix(ranked: Iterable[Entry], need_bytes: int) -> Sequence[int]:
     victims: list[int] = []
     freed = 0
-    for block, num_bytes, _last_use_s in ranked:
+    for entry in ranked:
         if freed >= need_bytes:
             break
-        victims.append(block)
-        freed += num_bytes
+        victims.append(entry.block)
+        freed += entry.num_bytes
     return victims if freed >= need_bytes else ()

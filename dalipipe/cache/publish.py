@@ -26,11 +26,24 @@ _MODE = 0o644
 _log = logging.getLogger(__name__)
 
 
-def publish(path: Path, pieces: Sequence[Buffer], *, mtime_ns: int, probe: Probe, write: Write = os.write) -> None:
+def publish(
+    path: Path,
+    pieces: Sequence[Buffer],
+    *,
+    mtime_ns: int,
+    probe: Probe,
+    write: Write = os.write,
+    reserve: bool = False,
+) -> None:
     """Writes `pieces` one after the other and gives them the name `path` in one step; keeps a file that is there.
 
     A process that is killed leaves nothing behind, where the file system has O_TMPFILE. Elsewhere a hidden temporary
     name beside `path` is renamed, and the kill may leave that one.
+
+    Args:
+        mtime_ns: the modification time that the file gets.
+        probe, write: for tests.
+        reserve: take the space of the whole file before the first byte.
 
     Raises:
         OSError: as the file system says; nothing is left under any name.
@@ -45,6 +58,8 @@ def publish(path: Path, pieces: Sequence[Buffer], *, mtime_ns: int, probe: Probe
         _publish_by_rename(path, pieces, mtime_ns, probe, write)
         return
     try:
+        if reserve:
+            os.posix_fallocate(descriptor, 0, sum(memoryview(piece).nbytes for piece in pieces))
         _fill(descriptor, pieces, mtime_ns, probe, write)
         probe("written")
         _link(descriptor, path)

@@ -1,94 +1,54 @@
-"""The cache: node tier, then the lake."""
+"""The cache: the tiers of the node, then the pool, then the lake."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dalipipe.cache.blockstore import BlockStore
-from dalipipe.cache.contract import EvictionPolicy
 from dalipipe.cache.flights import Flights
-from dalipipe.cache.lake import BlockMap, LakeReader
+from dalipipe.cache.lake import BlockMap, Fetched
+from dalipipe.cache.passing import PassingBlocks
+from dalipipe.cache.pool import PooledReader
+from dalipipe.cache.tier import Tier
 from dalipipe.cache.view import HeldView
 from dalipipe.errors import CacheError, CacheTimeoutError, ClosedError
-from dalipipe.telemetry import Recorder, Stage
-from dalipipe.units import format_bytes
+from dalipipe.telemetry import Recorder
 
-# Times that a block may come and vanish again (a `cache clear` in a loop) before it is read past the node tier.
+# Times that a block may come and vanish again (a `cache clear` in a loop) before it is read past the tiers.
 _MAX_VANISHED = 16
-
-_log = logging.getLogger(__name__)
-
-
-class NodeTier:
-    """The block store of one data set with the policy and budget that decide what is added to it.
-
-    Args:
-        budget_bytes: blocks are kept as long as they fit; what other processes add at the same time is not seen.
-        used_bytes: what the store holds already.
-    """
-
-    def __init__(
-        self, blocks: BlockStore, policy: EvictionPolicy, *, budget_bytes: int, used_bytes: int, recorder: Recorder
-    ) -> None:
-        self.blocks = blocks
-        self.policy = policy
-        self.budget_bytes = budget_bytes
-        self._used_bytes = used_bytes
-        self._recorder = recorder
-        self._lock = threading.Lock()
-        self._warned = False
-
-    def admits(self, block: int, num_bytes: int) -> bool:
-        """Whether the block is to be kept: the policy wants it and it fits."""
-        return self.policy.admits(block) and self._used_bytes + num_bytes <= self.budget_bytes
-
-    def keep(self, block: int, data: memoryview) -> bool:
-        """Writes the block. A disk that is full or fails costs the block its place, never the run."""
-        try:
-            self.blocks.write(block, data)
-        except OSError as error:
-            self._recorder.add("node_write_failures")
-            with self._lock:
-                warn, self._warned = not self._warned, True
-            if warn:
-                _log.warning(
-                    "block %d (%s) was not kept in %s: %s; blocks are read from the lake without being kept until "
-                    "there is room: free space there, or lower cache.tiers.node.capacity",
-                    block,
-                    format_bytes(len(data)),
-                    self.blocks.path(block).parent,
-                    error,
-                )
-            return False
-        self._recorder.add("bytes_written.node", len(data))
-        with self._lock:
-            self._used_bytes += len(data)
-        return True
 
 
 class TieredCache:
-    """Blocks from the node tier where it has them, else from the lake; see `Cache`."""
+    """Blocks from the nearest tier that has them, else from farther away; see `Cache`.
+
+    Args:
+        source: the pool and the lake.
+        tiers: of this node, the nearest first; exclusive by their policies.
+        passing: shares blocks that no tier keeps with the other processes of the node; None keeps them to this one.
+        on_close: called once by `close`.
+    """
 
     def __init__(
         self,
         manifest: BlockMap,
-        lake: LakeReader,
-        node: NodeTier | None,
+        source: PooledReader,
+        tiers: Sequence[Tier],
         *,
         wait_s: float,
         recorder: Recorder,
         about: str,
+        passing: PassingBlocks | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._manifest = manifest
-        self._lake = lake
-        self._node = node
+        self._source = source
+        self._tiers = tuple(tiers)
         self._wait_s = wait_s
         self._recorder = recorder
         self._about = about
-        self._flights = Flights(self._read_lake, wait_s)
+        self._passing = passing
+        self._on_close = on_close
+        self._flights = Flights(wait_s, self._landed)
         self._closed = False
 
     def describe(self) -> str:
@@ -102,87 +62,118 @@ class TieredCache:
             IndexError: there is no such block.
             IntegrityError, StorageError: the lake's bytes are wrong, or cannot be read.
             CacheTimeoutError: another process or thread has been bringing the block for longer than the deadline.
-            CacheError: the node folder cannot be read.
+            CacheError: a folder of the node cannot be read.
             ClosedError: `close` was called.
         """
         if self._closed:
             raise ClosedError(f"block {block} was asked of a closed cache")
         if not 0 <= block < self._manifest.num_blocks:
             raise IndexError(f"block {block} is not in [0, {self._manifest.num_blocks})")
-        if self._node is None:
-            return self._stream(block)
         try:
-            view = self._from_node(block)
+            view = self._from_tiers(block)
             if view is not None:
                 return view
-            if self._node.admits(block, self._manifest.block_bytes(block)):
-                view = self._bring(block, self._node)
+            home = self._home(block)
+            if home is not None:
+                view = self._bring(block, home)
         except CacheTimeoutError:
             raise
         except PermissionError as error:
             raise CacheError(
-                f"block {block} cannot be read at {self._node.blocks.path(block)}: {error}; let this user read and "
+                f"block {block} cannot be read in {self._tiers[0].blocks.folder}: {error}; let this user read and "
                 "write the folder, or choose another cache.dir"
             ) from error
         return view or self._stream(block)
 
     def request(self, blocks: Sequence[int], need_by: Sequence[int]) -> None:
-        """Takes no action: both tiers answer a `get` at once or as fast as the lake, so there is nothing to prepare."""
+        """Takes no action: a tier answers a `get` at once, and the lake is what the prefetcher's threads wait for."""
 
     def contains(self, block: int) -> bool:
-        """Whether `get` would be answered without the lake just now."""
-        return self._flights.contains(block) or (self._node is not None and self._node.blocks.contains(block))
+        """Whether `get` would be answered without the lake or the pool just now."""
+        return (
+            self._flights.contains(block)
+            or any(tier.blocks.contains(block) for tier in self._tiers)
+            or (self._passing is not None and self._passing.contains(block))
+        )
+
+    def keeps(self, block: int) -> bool:
+        """Whether a tier of this node would keep the block."""
+        return self._home(block) is not None
 
     def close(self) -> None:
         """Ends this process's use; held views stay valid and other processes are untouched. Idempotent."""
+        if self._closed:
+            return
         self._closed = True
+        if self._passing is not None:
+            self._passing.close()
+        for tier in self._tiers:
+            tier.close()
+        self._source.close()
+        self._on_close()
 
-    def _from_node(self, block: int) -> HeldView | None:
-        assert self._node is not None
+    def _home(self, block: int) -> Tier | None:
         num_bytes = self._manifest.block_bytes(block)
-        with self._recorder.span(Stage.NODE):
-            memory = self._node.blocks.open(block, num_bytes)
-        if memory is None:
-            return None
-        self._recorder.add("blocks_hit.node")
-        self._recorder.add("bytes_read.node", num_bytes)
-        return HeldView(memory, "node")
+        return next((tier for tier in self._tiers if tier.admits(block, num_bytes)), None)
 
-    def _bring(self, block: int, node: NodeTier) -> HeldView | None:
+    def _from_tiers(self, block: int) -> HeldView | None:
+        # All are asked, not only the block's home: another job of the node may share the set out differently.
+        num_bytes = self._manifest.block_bytes(block) if self._tiers else 0
+        for tier in self._tiers:
+            memory = tier.open(block, num_bytes)
+            if memory is not None:
+                return HeldView(memory, tier.name)
+        return None
+
+    def _bring(self, block: int, home: Tier) -> HeldView | None:
         for _ in range(_MAX_VANISHED):
             started_s = time.perf_counter()
-            lock = node.blocks.lock(block, self._wait_s)
-            self._recorder.add("lock_wait_s.node", time.perf_counter() - started_s)
+            lock = home.blocks.lock(block, self._wait_s)
+            self._recorder.add(f"lock_wait_s.{home.name}", time.perf_counter() - started_s)
             try:
-                view = self._from_node(block)
+                view = self._from_tiers(block)
                 if view is not None:
                     return view
                 if lock is None:
                     continue
-                data = self._read_lake(block)
-                kept = node.keep(block, data)
+                if self._is_passing(block):
+                    return None
+                fetched = self._read(block)
+                home.used(block)
+                kept = home.keep(block, fetched.data)
             finally:
                 if lock is not None:
                     lock.release()
+            if not kept:
+                return self._stream(block, fetched)
             # The page cache holds the bytes now, so the buffer of the fetch is freed instead of held twice.
-            mapped = node.blocks.open(block, len(data)) if kept else None
-            if mapped is not None:
-                return HeldView(mapped, "lake")
-            return HeldView(data, "lake", held_bytes=len(data))
+            mapped = home.blocks.open(block, len(fetched.data))
+            return self._stream(block, fetched) if mapped is None else HeldView(mapped, fetched.tier)
         return None
 
-    def _stream(self, block: int) -> HeldView:
-        data, shared = self._flights.get(block)
-        if shared:
+    def _stream(self, block: int, read_already: Fetched | None = None) -> HeldView:
+        fetched, shared = self._flights.get(block, lambda _block: self._pass(block, read_already))
+        num_bytes = len(fetched.data)
+        tier = "memory" if shared else fetched.tier
+        if tier == "memory":
             self._recorder.add("blocks_hit.memory")
-            self._recorder.add("bytes_read.memory", len(data))
-        return HeldView(
-            data,
-            "memory" if shared else "lake",
-            held_bytes=len(data),
-            on_release=lambda: self._flights.release(block),
-        )
+            self._recorder.add("bytes_read.memory", num_bytes)
+        return HeldView(fetched.data, tier, held_bytes=num_bytes, on_release=lambda: self._flights.release(block))
 
-    def _read_lake(self, block: int) -> memoryview:
+    def _pass(self, block: int, read_already: Fetched | None) -> Fetched:
+        if self._passing is None:
+            return read_already or self._read(block)
+        if read_already is not None:
+            return self._passing.offer(block, read_already)
+        return self._passing.get(block, self._manifest.block_bytes(block), self._read)
+
+    def _landed(self, block: int) -> None:
+        if self._passing is not None:
+            self._passing.release(block)
+
+    def _is_passing(self, block: int) -> bool:
+        return self._flights.contains(block) or (self._passing is not None and self._passing.contains(block))
+
+    def _read(self, block: int) -> Fetched:
         self._recorder.add("blocks_missed")
-        return self._lake.read(block)
+        return self._source.read(block)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalipipe.cache.contract import EvictionPolicy
+from dalipipe.cache.contract import Entry, EvictionPolicy
 
 ENTRIES = st.lists(
-    st.tuples(st.integers(0, 10**6), st.integers(1, 10**7), st.floats(0, 1e9)), max_size=40, unique_by=lambda e: e[0]
+    st.builds(
+        Entry,
+        block=st.integers(0, 10**6),
+        num_bytes=st.integers(1, 10**7),
+        last_use_s=st.floats(0, 1e9),
+        uses=st.integers(0, 20),
+    ),
+    max_size=40,
+    unique_by=lambda entry: entry.block,
 )
 
 
@@ -31,10 +39,10 @@ class EvictionContract:
         check()
 
     def test_victims_free_enough_and_no_more(self) -> None:
-        @given(entries=ENTRIES, need=st.integers(0, 10**8))
-        def check(entries: list[tuple[int, int, float]], need: int) -> None:
-            victims = list(self.make().victims(entries, need))
-            sizes = {block: num_bytes for block, num_bytes, _ in entries}
+        @given(entries=ENTRIES, need=st.integers(0, 10**8), uses=st.none() | st.integers(0, 30))
+        def check(entries: list[Entry], need: int, uses: int | None) -> None:
+            victims = list(self.make().victims(entries, need, uses))
+            sizes = {entry.block: entry.num_bytes for entry in entries}
             assert len(set(victims)) == len(victims)
             assert set(victims) <= sizes.keys()
             if victims:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from dalipipe.cache.blockstore import BlockStore
@@ -34,7 +35,7 @@ def node_cache(directory: str, lake: MemoryLake, stop_point: str = "") -> Tiered
         lake,
         CacheConfig(dir=directory),
         Recorder(),
-        open_blocks=lambda folder: BlockStore(folder, probe=probe),
+        open_blocks=partial(BlockStore, probe=probe),
     )
 
 

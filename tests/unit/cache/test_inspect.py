@@ -45,24 +45,32 @@ def test_verify_finds_each_kind_of_damage_and_drops_it_on_demand(config: CacheCo
     paths[3].write_bytes(b"")
     read: list[int] = []
     assert verify(config, progress=read.append).corrupt == 4
-    assert sum(read) == sum(path.stat().st_size for path in paths.values())
+    assert sum(read) == stat(config).bytes
     assert verify(config, drop=True).corrupt == 4
     after = verify(config)
     assert (after.corrupt, after.blocks) == (0, manifest.num_blocks - 4)
 
 
-def test_clear_drops_all_blocks_and_leaves_held_views_and_strangers(config: CacheConfig, manifest: Manifest) -> None:
+def test_clear_leaves_what_a_job_uses_and_force_leaves_its_views_and_strangers(
+    config: CacheConfig, manifest: Manifest
+) -> None:
     cache = open_cache(manifest, MemoryLake(image_set()), config, Recorder())
     view = cache.get(1)
     stranger = Path(config.dir) / manifest.identity / "0" / "notes.txt"
     stranger.write_text("not a block")
-    assert clear(config).blocks == manifest.num_blocks
+    spared = clear(config)
+    assert (spared.blocks, spared.skipped) == (0, 1)
+    assert stat(config).sets[0].in_use
+    assert clear(config, force=True).blocks == manifest.num_blocks
     assert stat(config).blocks == 0
     assert bytes(view.memory) == image_set().block(manifest, 1)
     assert stranger.exists()
     with cache.get(1) as again:
         assert again.tier == "lake"
     assert stat(config).blocks == 1
+    cache.close()
+    assert clear(config).blocks == 1
+    assert not stat(config).sets[0].in_use
 
 
 def test_an_absent_folder_is_empty_and_no_folder_is_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dalipipe.cache.contract import Entry
 from dalipipe.cache.policies import (
     LfuPolicy,
     LruPolicy,
@@ -21,7 +22,14 @@ class TestPin(EvictionContract):
         return PinPolicy(0.4)
 
     def test_it_never_evicts(self) -> None:
-        assert list(self.make().victims([(1, 10, 0.0)], 5)) == []
+        assert list(self.make().victims([entry(1)], 5)) == []
+
+    def test_ranges_that_follow_each_other_share_no_block(self) -> None:
+        near, far = PinPolicy(0.3), PinPolicy(0.7, 0.3)
+        kept = [(near.admits(block), far.admits(block)) for block in range(20_000)]
+        assert (True, True) not in kept
+        assert abs(kept.count((True, False)) / 20_000 - 0.3) < 0.012
+        assert abs(kept.count((False, True)) / 20_000 - 0.4) < 0.012
 
 
 class TestStream(EvictionContract):
@@ -38,18 +46,25 @@ class TestLru(EvictionContract):
         return LruPolicy()
 
     def test_the_longest_unused_go_first(self) -> None:
-        assert list(self.make().victims([(1, 10, 5.0), (2, 10, 1.0), (3, 10, 3.0)], 15)) == [2, 3]
+        assert list(self.make().victims([entry(1, 5.0), entry(2, 1.0), entry(3, 3.0)], 15)) == [2, 3]
 
 
 class TestLfu(EvictionContract):
     def make(self) -> LfuPolicy:
         return LfuPolicy()
 
-    def test_the_least_often_used_go_first(self) -> None:
-        policy = self.make()
-        for block in (1, 1, 2, 3, 3, 3):
-            policy.used(block)
-        assert list(policy.victims([(1, 10, 0.0), (2, 10, 9.0), (3, 10, 0.0)], 20)) == [2, 1]
+    def test_the_least_often_used_go_first_and_the_oldest_of_equals(self) -> None:
+        entries = [entry(1, 1.0, uses=2), entry(2, 9.0, uses=1), entry(3, 0.0, uses=3), entry(4, 8.0, uses=1)]
+        assert list(self.make().victims(entries, 30)) == [4, 2, 1]
+
+    @pytest.mark.parametrize(("newcomer_uses", "victims"), [(1, []), (3, []), (4, [2]), (9, [2])])
+    def test_only_a_newcomer_used_clearly_more_often_replaces(self, newcomer_uses: int, victims: list[int]) -> None:
+        entries = [entry(1, uses=3), entry(2, uses=1)]
+        assert list(self.make().victims(entries, 10, newcomer_uses)) == victims
+
+
+def entry(block: int, last_use_s: float = 0.0, *, uses: int = 0) -> Entry:
+    return Entry(block=block, num_bytes=10, last_use_s=last_use_s, uses=uses)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

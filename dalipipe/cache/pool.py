@@ -1,0 +1,135 @@
+"""The pool tier: blocks in a store near the cluster, filled on first read, for all nodes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dalipipe.cache.blockstore import SET_BLOCKS, TRAILER_BYTES, is_whole, trailer
+from dalipipe.cache.contract import EvictionPolicy
+from dalipipe.cache.lake import BlockMap, Fetched, LakeReader
+from dalipipe.errors import ObjectNotFoundError, StorageError
+from dalipipe.telemetry import Recorder
+
+if TYPE_CHECKING:
+    from dalipipe.storage.store import Store
+
+# How long a pool that failed is left alone, so that its timeouts are not paid for every block.
+_REST_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Pool:
+    """Blocks as objects `<identity>/<set>/<block>`, each with the trailer of a block file, so that a torn or foreign
+    object is never taken for data. Trouble with the pool costs reads of the lake, never the run.
+
+    Args:
+        policy: which blocks it holds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        identity: str,
+        policy: EvictionPolicy,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy = policy
+        self._store = store
+        self._identity = identity
+        self._recorder = recorder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rests_until_s = float("-inf")
+
+    def read(self, block: int, num_bytes: int) -> memoryview | None:
+        """The block's bytes, or None where the pool has none that are sound, or cannot be reached."""
+        if not self.policy.admits(block) or self._clock() < self._rests_until_s:
+            return None
+        buffer = np.empty(num_bytes + TRAILER_BYTES, np.uint8).data
+        try:
+            self._store.read(self._key(block), 0, len(buffer), into=buffer)
+        except ObjectNotFoundError:
+            return None
+        except StorageError as error:
+            if self._is_short(block, num_bytes):
+                self._recorder.add("pool_corrupt")
+            else:
+                self._rest("read", error)
+            return None
+        if not is_whole(buffer):
+            self._recorder.add("pool_corrupt")
+            return None
+        self._recorder.add("blocks_hit.pool")
+        self._recorder.add("bytes_read.pool", num_bytes)
+        return buffer[:num_bytes].toreadonly()
+
+    def put(self, block: int, data: memoryview) -> None:
+        """Gives the block to the cluster."""
+        if not self.policy.admits(block) or self._clock() < self._rests_until_s:
+            return
+        try:
+            self._store.put(self._key(block), b"".join((data, trailer(data))))
+        except StorageError as error:
+            self._rest("write", error)
+            return
+        self._recorder.add("bytes_written.pool", len(data))
+
+    def close(self) -> None:
+        """Frees the connections. Idempotent."""
+        self._store.close()
+
+    def _key(self, block: int) -> str:
+        return f"{self._identity}/{block // SET_BLOCKS}/{block}"
+
+    def _is_short(self, block: int, num_bytes: int) -> bool:
+        try:
+            return self._store.head(self._key(block)).num_bytes != num_bytes + TRAILER_BYTES
+        except StorageError:
+            return False
+
+    def _rest(self, what: str, error: StorageError) -> None:
+        self._recorder.add("pool_failures")
+        with self._lock:
+            resting = self._clock() < self._rests_until_s
+            self._rests_until_s = self._clock() + _REST_S
+        if not resting:
+            _log.warning(
+                "the pool failed a %s and is left alone for %g s, blocks come from the lake meanwhile: %s",
+                what,
+                _REST_S,
+                error,
+            )
+
+
+class PooledReader:
+    """Blocks from the pool where it has them, else from the lake and then into the pool."""
+
+    def __init__(self, manifest: BlockMap, lake: LakeReader, pool: Pool | None) -> None:
+        self._manifest = manifest
+        self._lake = lake
+        self._pool = pool
+
+    def read(self, block: int) -> Fetched:
+        """The block's bytes and where they came from. Raises as `LakeReader.read`."""
+        if self._pool is not None:
+            data = self._pool.read(block, self._manifest.block_bytes(block))
+            if data is not None:
+                return Fetched(data, "pool")
+        fetched = Fetched(self._lake.read(block), "lake")
+        if self._pool is not None:
+            self._pool.put(block, fetched.data)
+        return fetched
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._pool is not None:
+            self._pool.close()
