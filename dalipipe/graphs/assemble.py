@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,9 @@ from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig
 from dalipipe.graphs.crop import Windows
 from dalipipe.graphs.image import build_normalize
+from dalipipe.graphs.intake import Intake
 from dalipipe.graphs.resize import best_kernel, resize_into
+from dalipipe.graphs.scaled import ScaledDecodeError, decode_scaled
 from dalipipe.telemetry import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -33,16 +36,25 @@ class Assembler:
         self._normalize.build()
         best_kernel()
 
-    def assemble(self, decoded: Any, windows: Windows) -> torch.Tensor:
-        """Resizes and normalises b decoded images (a DALI tensor list of uint8 HWC).
+    def assemble(self, decoded: Any, intake: Intake, fed: Sequence[int]) -> torch.Tensor:
+        """Resizes and normalises the b images of a step.
+
+        Args:
+            decoded: the outputs of the lane: the rows of `fed` as uint8 HWC; None where there are none.
+            fed: rows that DALI decoded, in order; the others are JPEGs that are decoded here, at a scale.
 
         Returns: [b, 3, size, size] in the dtype and memory layout of the graph; a buffer of its own.
+
+        Raises:
+            ScaledDecodeError: names the rows that did not decode at a scale.
         """
         from torch.utils.dlpack import from_dlpack
 
-        pixels = self._resize(decoded, windows)
+        assert intake.windows is not None
+        images = {row: decoded["image"][place] for place, row in enumerate(fed)}
+        pixels = self._resize(images, intake, intake.windows)
         with self._recorder.span(Stage.NORMALIZE):
-            self._inputs = (pixels.numpy(), windows.mirror)
+            self._inputs = (pixels.numpy(), intake.windows.mirror, *intake.strengths.values())
             output = self._normalize.run()[0]
             batch = from_dlpack(output.as_tensor())
         return batch if self._graph.layout == "NCHW" else batch.permute(0, 3, 1, 2)
@@ -62,7 +74,7 @@ class Assembler:
         inputs, self._inputs = self._inputs, ()
         return inputs
 
-    def _resize(self, decoded: Any, windows: Windows) -> torch.Tensor:
+    def _resize(self, images: dict[int, Any], intake: Intake, windows: Windows) -> torch.Tensor:
         import torch
 
         num, size = len(windows.mirror), self._graph.size
@@ -71,28 +83,51 @@ class Assembler:
         pixels = self._buffer[:num]
         # The threads take rows from one counter: no task is longer than an image, and none costs a future.
         rows = itertools.count()
+        failed: list[int] = []
 
         def work() -> None:
             with self._recorder.span(Stage.RESIZE), torch.inference_mode():
                 while (row := next(rows)) < num and not self._stop.is_set():
-                    self._resize_one(decoded[row], pixels[row], windows, row)
+                    whole = row in images
+                    image = _tensor(images[row]) if whole else self._scaled(intake, windows, row)
+                    if image is None:
+                        failed.append(row)
+                        continue
+                    scale = windows.scale[row] / (1 if whole else windows.reduce[row])
+                    self._resize_one(image, pixels[row], windows, row, scale.tolist())
 
         for future in [self._pool.submit(work) for _ in range(min(self._num_threads, num))]:
             future.result()
         if self._stop.is_set():
             raise ClosedError("the source was closed while it assembled a batch")
+        if failed:
+            raise ScaledDecodeError(sorted(failed))
         return pixels
 
-    def _resize_one(self, decoded: Any, out: torch.Tensor, windows: Windows, row: int) -> None:
-        import torch
-        from torch.utils.dlpack import from_dlpack
+    def _scaled(self, intake: Intake, windows: Windows, row: int) -> torch.Tensor | None:
+        start, shape = windows.start[row].tolist(), windows.shape[row].tolist()
+        try:
+            return decode_scaled(intake.images[row], int(windows.reduce[row]), start, shape)
+        except (ValueError, OSError, SyntaxError):
+            return None
 
-        image, size = from_dlpack(decoded), self._graph.size
-        if self._graph.name == "image_train":
+    def _resize_one(
+        self, image: torch.Tensor, out: torch.Tensor, windows: Windows, row: int, scale: list[float]
+    ) -> None:
+        import torch
+
+        size = self._graph.size
+        if self._graph.name != "image_eval":
             resize_into(image, out)
             return
         top, left = windows.corner[row].tolist()
-        down, right = windows.scale[row].tolist()
+        down, right = scale
         resized = torch.empty(*windows.resized[row].tolist(), 3, dtype=torch.uint8)
         resize_into(image, resized, (down, right))
         out.copy_(resized[top : top + size, left : left + size])
+
+
+def _tensor(decoded: Any) -> torch.Tensor:
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(decoded)

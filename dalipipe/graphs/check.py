@@ -45,6 +45,26 @@ def suspicion(data: Bytes) -> str | None:
     return "unknown format" if len(data) else "empty (0 bytes)"
 
 
+# Words of the reasons, and the few kinds that they are counted by.
+_KINDS = (
+    ("empty", "empty"),
+    ("pixels are more than", "too_large"),
+    ("the graph refuses", "refused"),
+    ("damaged or cut short", "damaged"),
+    ("cut short", "header"),
+    ("header", "header"),
+    ("format", "format"),
+    ("not an image", "format"),
+)
+KINDS = ("empty", "too_large", "refused", "damaged", "header", "format", "other")
+"""What reasons are counted by."""
+
+
+def kind_of(reason: str) -> str:
+    """The one of `KINDS` that a reason of this module or of `shards.imageheader` belongs to."""
+    return next((kind for words, kind in _KINDS if words in reason), "other")
+
+
 def upright_size(data: Bytes) -> tuple[int, int]:
     """Height and width in pixels after the EXIF rotation, from the header alone.
 

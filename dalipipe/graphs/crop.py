@@ -22,6 +22,9 @@ NUM_UNIFORMS = _FIRST_TRY + 2 * _NUM_TRIES
 # brought to 256 would be 2.5 million pixels wide.
 _MAX_EVAL_ASPECT = 16
 
+# Larger images are always decoded in full: PIL, which decodes at a scale, has a limit of its own.
+_MAX_SCALED_PIXELS = 2**26
+
 Int32 = npt.NDArray[np.int32]
 
 
@@ -32,6 +35,8 @@ class Windows:
     start, shape: int32 [n, 2], the window to decode as (row, column) and (height, width). scale: float64 [n, 2],
     source pixels per output pixel. resized: int32 [n, 2], how much of the resized window is computed, from its upper
     left. corner: int32 [n, 2], where in it the output begins. mirror: int32 [n], 1 = flip left and right.
+    reduce: int32 [n], 1, 2, 4 or 8: by how much a JPEG may be decoded smaller before that (`jpeg_scale`); it divides
+    start.
     """
 
     start: Int32
@@ -40,8 +45,9 @@ class Windows:
     resized: Int32
     corner: Int32
     mirror: Int32
+    reduce: Int32
 
-    def region(self, size: int, rows: slice) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def region(self, size: int, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """The part of the source that the output square of `size` shows: for a resize that takes fractions.
 
         Returns: begin and end, float32 [n, 2], in pixels of the source.
@@ -53,24 +59,47 @@ class Windows:
 def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
     """The windows of `graph` for images of `sizes` (int32 [n, 2], upright height and width, all at least 1).
 
-    uniforms: float32 [n, NUM_UNIFORMS] in [0, 1); read by `image_train` only.
+    uniforms: float32 [n, NUM_UNIFORMS or more] in [0, 1); read by `image_train` and `multimodal` only.
     """
     zero = np.zeros_like(sizes)
-    if graph.name == "image_train":
-        start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
-        mirror = (uniforms[:, _FLIP] < graph.flip).astype(np.int32)
-        scale, resized = shape / graph.size, np.full_like(sizes, graph.size)
-        return Windows(start=start, shape=shape, scale=scale, resized=resized, corner=zero, mirror=mirror)
-    mirror = np.zeros(len(sizes), np.int32)
+    if graph.name in ("image_train", "multimodal"):
+        return _train_windows(graph, sizes, uniforms)
     if graph.name == "image_eval":
-        return _eval_windows(graph, sizes, mirror)
-    ones = np.ones(sizes.shape)
-    return Windows(start=zero, shape=sizes, scale=ones, resized=sizes, corner=zero, mirror=mirror)
+        return _eval_windows(graph, sizes)
+    ones, mirror, one = np.ones(sizes.shape), np.zeros(len(sizes), np.int32), np.ones(len(sizes), np.int32)
+    return Windows(start=zero, shape=sizes, scale=ones, resized=sizes, corner=zero, mirror=mirror, reduce=one)
 
 
-def _eval_windows(graph: GraphConfig, sizes: Int32, mirror: Int32) -> Windows:
+def _train_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
+    start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
+    resized = np.full_like(sizes, graph.size)
+    reduce = _reduction(graph, sizes, shape, resized)
+    # The window moves to whole pixels of the smaller picture, by at most seven of the large one.
+    start -= start % reduce[:, None]
+    shape -= shape % reduce[:, None]
+    return Windows(
+        start=start,
+        shape=shape,
+        scale=shape / graph.size,
+        resized=resized,
+        corner=np.zeros_like(sizes),
+        mirror=(uniforms[:, _FLIP] < graph.flip).astype(np.int32),
+        reduce=reduce,
+    )
+
+
+def _reduction(graph: GraphConfig, sizes: Int32, shape: Int32, resized: Int32) -> Int32:
+    """The largest of 8, 4, 2 that leaves twice the pixels that are needed in both directions, else 1: int32 [n]."""
+    spare = (shape // (2 * resized)).min(axis=1)
+    spare[sizes.prod(axis=1, dtype=np.int64) > _MAX_SCALED_PIXELS] = 1
+    factor: Int32 = np.select([spare >= 8, spare >= 4, spare >= 2], [8, 4, 2], 1).astype(np.int32)
+    return factor if graph.jpeg_scale == "auto" else np.ones_like(factor)
+
+
+def _eval_windows(graph: GraphConfig, sizes: Int32) -> Windows:
     start, whole = middle(sizes)
     resized = shorter_side(whole, graph.resize_shorter)
+    reduce = np.where(start.any(axis=1), 1, _reduction(graph, sizes, whole, resized)).astype(np.int32)
     scale = whole / resized
     corner = centre_start(resized, graph.size)
     # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
@@ -81,7 +110,8 @@ def _eval_windows(graph: GraphConfig, sizes: Int32, mirror: Int32) -> Windows:
     reach = np.minimum(whole, np.ceil(scale * (corner + graph.size + 0.5) + 0.5))
     shape: Int32 = np.where(shrinks, reach, whole).astype(np.int32)
     computed: Int32 = np.where(shrinks, corner + graph.size, resized).astype(np.int32)
-    return Windows(start=start, shape=shape, scale=scale, resized=computed, corner=corner, mirror=mirror)
+    mirror = np.zeros(len(sizes), np.int32)
+    return Windows(start=start, shape=shape, scale=scale, resized=computed, corner=corner, mirror=mirror, reduce=reduce)
 
 
 def random_resized_crop(

@@ -12,11 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dalipipe.errors import ConfigError, CorruptSampleError, QuarantineError
+from dalipipe.graphs.augment import NUM_DRAWS, plan_strengths, strength_inputs
 from dalipipe.graphs.check import suspicion, undecodable, upright_size
 from dalipipe.graphs.config import GraphConfig
 from dalipipe.graphs.crop import NUM_UNIFORMS, Windows, plan_windows
+from dalipipe.graphs.custom import is_custom
 from dalipipe.graphs.image import MAX_BATCH_SIZE
 from dalipipe.graphs.quarantine import Quarantine
+from dalipipe.graphs.scaled import is_jpeg
 from dalipipe.order.hashing import uniforms
 from dalipipe.order.step import Bytes, Sample, Step
 from dalipipe.telemetry import Recorder, Stage
@@ -24,10 +27,12 @@ from dalipipe.telemetry import Recorder, Stage
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
-    """A step on its way through the graph; its rows change while bad samples are replaced.
+    """A step on its way through the graph; its rows change while bad samples are replaced or dropped.
 
-    ids: int64 [b]. fields: name -> b byte views. sizes: int32 [b, 2], upright height and width. windows: None until
-    planned. near_at: when its bytes were near, on time.perf_counter's clock.
+    ids: int64 [b]. valid: bool [b]. fields: name -> b byte views. sizes: int32 [b, 2], upright height and width.
+    windows: None until planned; strengths: arguments of the augmentation by name; draws: float32 [b, d], the uniform
+    numbers. gone: rows that leave the batch at the next `plan`. whole: ids of JPEGs that only decode at full size.
+    is_fed: whether DALI has some of its rows. near_at: when its bytes were near, on time.perf_counter's clock.
     """
 
     step: Step
@@ -35,7 +40,13 @@ class Intake:
     ids: npt.NDArray[np.int64]
     fields: dict[str, list[Bytes]]
     sizes: npt.NDArray[np.int32]
+    valid: npt.NDArray[np.bool_]
     windows: Windows | None = None
+    strengths: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    draws: npt.NDArray[np.float32] | None = None
+    gone: set[int] = field(default_factory=set)
+    whole: set[int] = field(default_factory=set)
+    is_fed: bool = False
     lent: list[weakref.ref[Bytes]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -46,23 +57,39 @@ class Intake:
         """The encoded images."""
         return self.fields["image"]
 
-    def graph_inputs(self, size: int, rows: slice = slice(None)) -> dict[str, Any]:
-        """What the graph is fed with, by name. size: of the output, in pixels.
+    def scaled(self) -> list[int]:
+        """The rows that are decoded at a scale, outside DALI."""
+        assert self.windows is not None
+        rows = np.flatnonzero(self.windows.reduce > 1).tolist()
+        return [row for row in rows if int(self.ids[row]) not in self.whole and is_jpeg(self.images[row])]
+
+    def graph_inputs(self, size: int, rows: Sequence[int]) -> dict[str, Any]:
+        """What the graph is fed with for `rows`, by name. size: of the output, in pixels.
 
         The views are new ones, so that their death tells that DALI let them go.
         """
         assert self.windows is not None
-        views = [image.view() for image in self.images[rows]]
+        views = [self.images[row].view() for row in rows]
         self.lent += [weakref.ref(view) for view in views]
-        begin, end = self.windows.region(size, rows)
+        which = np.asarray(rows, np.int64)
+        begin, end = self.windows.region(size, which)
         return {
             "image": views,
-            "start": self.windows.start[rows],
-            "shape": self.windows.shape[rows],
+            "start": self.windows.start[which],
+            "shape": self.windows.shape[which],
             "roi_start": begin,
             "roi_end": end,
-            "mirror": self.windows.mirror[rows],
+            "mirror": self.windows.mirror[which],
+            "draws": None if self.draws is None else self.draws[which],
+            **{name: strength[which] for name, strength in self.strengths.items()},
         }
+
+    def leave_out(self) -> None:
+        """Takes the rows in `gone` out of the batch."""
+        kept = [row for row in range(len(self)) if row not in self.gone]
+        self.ids, self.valid, self.sizes = self.ids[kept], self.valid[kept], self.sizes[kept]
+        self.fields = {name: [views[row] for row in kept] for name, views in self.fields.items()}
+        self.gone.clear()
 
     def release(self) -> bool:
         """Lets the step's views go, unless DALI still holds some: then nothing happens and the answer is False."""
@@ -112,6 +139,7 @@ class IntakeDesk:
             step=step,
             near_at=time.perf_counter(),
             ids=step.ids.copy(),
+            valid=step.valid.copy(),
             fields={name: list(step.fields[name]) for name in self._fields},
             sizes=step.sizes.astype(np.int32, copy=True),
         )
@@ -120,12 +148,20 @@ class IntakeDesk:
         return intake
 
     def plan(self, intake: Intake) -> None:
-        """Computes the windows of the samples as they are now."""
-        draws = uniforms(self._seed, intake.step.epoch, intake.ids, NUM_UNIFORMS)
+        """Lets dropped rows go and computes the windows and strengths of the samples as they are now."""
+        if intake.gone:
+            intake.leave_out()
+        strong = bool(strength_inputs(self._graph))
+        num = NUM_UNIFORMS + NUM_DRAWS if strong else NUM_UNIFORMS
+        if is_custom(self._graph.name):
+            num = self._graph.num_draws
+        draws = uniforms(self._seed, intake.step.epoch, intake.ids, num)
+        intake.draws = draws
         intake.windows = plan_windows(self._graph, intake.sizes, draws)
+        intake.strengths = plan_strengths(self._graph, draws[:, NUM_UNIFORMS:]) if strong else {}
 
     def replace(self, intake: Intake, row: int, reason: str) -> None:
-        """Puts the next good sample in the place of a bad one. `plan` must follow.
+        """Puts the next good sample in the place of a bad one, or drops it. `plan` must follow.
 
         Raises:
             QuarantineError: as `accept`.
@@ -133,6 +169,9 @@ class IntakeDesk:
         step, bad_id = intake.step, int(intake.ids[row])
         where = {"epoch": step.epoch, "step": step.step}
         self._quarantine.add(bad_id, **where, reason=reason, data=intake.images[row])
+        if self._quarantine.drops:
+            intake.gone.add(row)
+            return
         for sample in step.substitutes(row):
             if self._quarantine.reason(sample.id) is not None:
                 continue
@@ -143,8 +182,8 @@ class IntakeDesk:
                 return
             self._quarantine.add(sample.id, **where, reason=worse, data=image)
         raise QuarantineError(
-            f"sample {bad_id} (epoch {step.epoch}, step {step.step}) cannot be decoded ({reason}) and no sample near "
-            "it can take its place; run `dalipipe verify`"
+            f"{self._quarantine.name(bad_id)} (epoch {step.epoch}, step {step.step}) cannot be decoded ({reason}) and "
+            "no sample near it can take its place; run `dalipipe verify`"
         )
 
     def _sift(self, intake: Intake) -> None:

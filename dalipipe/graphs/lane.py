@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 from dalipipe.errors import PipelineError
 from dalipipe.graphs.config import GraphConfig
-from dalipipe.graphs.image import Backend, build_pipeline, input_names
+from dalipipe.graphs.image import Backend, SizeHint, build_pipeline, input_names
 
 
 class Lane:
@@ -18,14 +18,22 @@ class Lane:
     """
 
     def __init__(
-        self, graph: GraphConfig, backend: Backend, *, num_threads: int, queue_depth: int, device_id: int | None
+        self,
+        graph: GraphConfig,
+        backend: Backend,
+        *,
+        num_threads: int,
+        queue_depth: int,
+        device_id: int | None,
+        hint: SizeHint = None,
     ) -> None:
         self._queue: deque[dict[str, Any]] = deque()
         self._demand = queue_depth
         self._names = input_names(graph, backend)
         self._device_id = device_id
-        self._pipeline: Any = build_pipeline(
-            self._pop, graph, backend, num_threads=num_threads, queue_depth=queue_depth, device_id=device_id
+        self._pipeline: Any
+        self._pipeline, self._outputs = build_pipeline(
+            self._pop, graph, backend, num_threads=num_threads, queue_depth=queue_depth, device_id=device_id, hint=hint
         )
         self._pipeline.build()
 
@@ -38,8 +46,8 @@ class Lane:
         """Queues the inputs of one batch by name; see `build_pipeline`."""
         self._queue.append(inputs)
 
-    def run(self) -> Any:
-        """The output (a DALI tensor list) of the oldest batch; on a GPU ordered on torch's current stream.
+    def run(self) -> dict[str, Any]:
+        """The outputs (DALI tensor lists) of the oldest batch by name; on a GPU ordered on torch's current stream.
 
         Raises:
             RuntimeError: DALI could not process that batch; the next call gives the next batch.
@@ -51,7 +59,7 @@ class Lane:
 
             stream = torch.cuda.current_stream(self._device_id)
         self._demand = 1
-        return self._pipeline.run(stream)[0]
+        return dict(zip(self._outputs, self._pipeline.run(stream), strict=True))
 
     def close(self) -> None:
         """Ends DALI's threads and drops all inputs. Idempotent."""
@@ -63,3 +71,10 @@ class Lane:
             raise PipelineError("DALI asked for more batches ahead than prefetch.queue_depth says; its version changed")
         inputs = self._queue.popleft()
         return tuple(inputs[name] for name in self._names)
+
+
+def release_memory() -> None:
+    """Gives what DALI's pools do not use back to the device, for other users of its memory."""
+    from nvidia.dali import backend
+
+    cast(Any, backend).ReleaseUnusedMemory()

@@ -7,11 +7,16 @@ import re
 from collections.abc import Sequence
 
 from dalipipe.errors import ConfigError, DependencyError
+from dalipipe.graphs.augment import MAX_MAGNITUDE, OPERATORS
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
-from dalipipe.graphs.image import GRAPHS
+from dalipipe.graphs.custom import is_custom
+from dalipipe.graphs.fields import JSON_DTYPES
+from dalipipe.graphs.image import GRAPHS, check_custom
 
 _CHOICES = {
     "name": tuple(GRAPHS),
+    "labels": ("single", "multi_hot"),
+    "jpeg_scale": ("off", "auto"),
     "dtype": ("float32", "float16", "uint8"),
     "layout": ("NCHW", "NHWC"),
 }
@@ -39,15 +44,16 @@ def check_config(graph: GraphConfig, quarantine: QuarantineConfig, fields: Seque
         DependencyError: DALI is not installed.
     """
     for key, valid in _CHOICES.items():
-        if getattr(graph, key) not in valid:
-            raise ConfigError(f"graph.{key}={getattr(graph, key)!r} is not one of {', '.join(valid)}")
-    _require(
-        quarantine.policy in ("substitute", "raise"), "quarantine.policy", quarantine.policy, "substitute or raise"
-    )
+        value = getattr(graph, key)
+        if value not in valid and not (key == "name" and is_custom(value)):
+            hint = ", or the dotted path of a function of yours" if key == "name" else ""
+            raise ConfigError(f"graph.{key}={value!r} is not one of {', '.join(valid)}{hint}")
+    _check_fields(graph, fields)
+    _check_augmentation(graph)
+    policies = ("substitute", "drop", "raise")
+    _require(quarantine.policy in policies, "quarantine.policy", quarantine.policy, "substitute, drop or raise")
     _require(0 <= quarantine.max_fraction <= 1, "quarantine.max_fraction", quarantine.max_fraction, "in [0, 1]")
     _require(quarantine.max_pixels >= 1, "quarantine.max_pixels", quarantine.max_pixels, "at least 1")
-    _require("image" in fields, "data.fields", list(fields), f"with 'image' in it for graph={graph.name}")
-    _require("id" not in fields, "data.fields", list(fields), "without 'id': it always comes along")
     _require(isinstance(queue_depth, int) and queue_depth >= 1, "prefetch.queue_depth", queue_depth, "an integer >= 1")
     _require(graph.size >= 1, "graph.size", graph.size, "at least 1 pixel")
     _require(graph.num_threads >= 0, "graph.num_threads", graph.num_threads, "at least 0 (0 = all CPUs)")
@@ -66,6 +72,50 @@ def check_config(graph: GraphConfig, quarantine: QuarantineConfig, fields: Seque
         )  # fmt: skip
     if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
         raise DependencyError("NVIDIA DALI is not installed; pip install 'dalipipe[cpu]', [cuda12] or [cuda13]")
+    if is_custom(graph.name):
+        check_custom(graph, "cpu")
+
+
+def _check_fields(graph: GraphConfig, fields: Sequence[str]) -> None:
+    _require("image" in fields, "data.fields", list(fields), f"with 'image' in it for graph={graph.name}")
+    _require("id" not in fields, "data.fields", list(fields), "without 'id': it always comes along")
+    if graph.name == "multimodal":
+        beside = set(fields) - {"image", "label"}
+        _require(bool(beside), "data.fields", list(fields), "with text or json in it for graph=multimodal")
+    if graph.labels == "multi_hot":
+        _require(graph.num_classes >= 1, "graph.num_classes", graph.num_classes, "at least 1 for labels=multi_hot")
+    for path, dtype in graph.json_fields.items():
+        _require(dtype in JSON_DTYPES, f"graph.json_fields[{path!r}]", dtype, " or ".join(JSON_DTYPES))
+        _require(path not in (*fields, "id", "valid"), "graph.json_fields", path, "a name that the batch does not have")
+    if graph.json_fields:
+        _require("json" in fields, "data.fields", list(fields), "with 'json' in it for graph.json_fields")
+
+
+def _check_augmentation(graph: GraphConfig) -> None:
+    jitter, rand = graph.jitter, graph.rand_augment
+    for key in ("brightness", "contrast", "saturation"):
+        _require(getattr(jitter, key) >= 0, f"graph.jitter.{key}", getattr(jitter, key), "at least 0")
+    _require(0 <= jitter.hue <= 0.5, "graph.jitter.hue", jitter.hue, "in [0, 0.5]")
+    for key in ("probability", "grayscale"):
+        _require(0 <= getattr(jitter, key) <= 1, f"graph.jitter.{key}", getattr(jitter, key), "in [0, 1]")
+    unknown = sorted(set(rand.exclude) - set(OPERATORS))
+    _require(not unknown, "graph.rand_augment.exclude", unknown, f"of {', '.join(OPERATORS)}")
+    num_left = len(set(OPERATORS) - set(rand.exclude))
+    _require(0 <= rand.num_ops <= num_left, "graph.rand_augment.num_ops", rand.num_ops, f"in [0, {num_left}]")
+    _require(
+        0 <= rand.magnitude <= MAX_MAGNITUDE,
+        "graph.rand_augment.magnitude",
+        rand.magnitude,
+        f"in [0, {MAX_MAGNITUDE:g}]",
+    )
+    if graph.name in ("image_eval", "image_raw") or is_custom(graph.name):
+        _require(
+            not (jitter.is_on or rand.is_on),
+            "graph.jitter, graph.rand_augment",
+            (jitter, rand),
+            f"off for {graph.name}",
+        )
+    _require(graph.num_draws >= 1, "graph.num_draws", graph.num_draws, "at least 1")
 
 
 def _require(holds: bool, key: str, value: object, valid: str) -> None:

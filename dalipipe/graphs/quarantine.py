@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import xxhash
 
 from dalipipe.errors import QuarantineError
+from dalipipe.graphs.check import kind_of
 from dalipipe.graphs.config import QuarantineConfig
+from dalipipe.graphs.origin import Origin
 from dalipipe.order.step import Bytes
 from dalipipe.telemetry import Recorder
 
@@ -22,8 +26,17 @@ _MIN_ALLOWED = 10
 class Quarantine:
     """The bad ids that this process has met. Known ids are a hint that saves a failed decode, never state."""
 
-    def __init__(self, config: QuarantineConfig, *, num_samples: int, run_dir: Path | None, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        config: QuarantineConfig,
+        *,
+        num_samples: int,
+        run_dir: Path | None,
+        recorder: Recorder,
+        origin: Callable[[int], Origin] | None = None,
+    ) -> None:
         self._config = config
+        self._origin = origin
         self._num_samples = num_samples
         self._path = None if run_dir is None else run_dir / FILE_NAME
         self._recorder = recorder
@@ -33,6 +46,15 @@ class Quarantine:
     def reason(self, sample_id: int) -> str | None:
         """Why the sample is known to be bad, or None."""
         return self._reasons.get(sample_id)
+
+    @property
+    def drops(self) -> bool:
+        """Whether a bad sample leaves the batch instead of being replaced."""
+        return self._config.policy == "drop"
+
+    def name(self, sample_id: int) -> str:
+        """How messages call a sample: its id and, where known, key, shard and offset."""
+        return f"sample {sample_id}" + ("" if self._origin is None else f", {self._origin(sample_id)},")
 
     @property
     def num_bad(self) -> int:
@@ -52,8 +74,19 @@ class Quarantine:
         if sample_id not in self._reasons:
             self._reasons[sample_id] = reason
             self._recorder.add("quarantined")
-            self._append({"id": sample_id, "epoch": epoch, "step": step, "reason": reason, "xxh3": _digest(data)})
-        where = f"sample {sample_id} (epoch {epoch}, step {step}) cannot be decoded: {reason}"
+            self._recorder.add(f"quarantined.{kind_of(reason)}")
+            self._append(
+                {
+                    "id": sample_id,
+                    **({} if self._origin is None else asdict(self._origin(sample_id))),
+                    "epoch": epoch,
+                    "step": step,
+                    "kind": kind_of(reason),
+                    "reason": reason,
+                    "xxh3": _digest(data),
+                }
+            )
+        where = f"{self.name(sample_id)} (epoch {epoch}, step {step}) cannot be decoded: {reason}"
         if self._config.policy == "raise":
             raise QuarantineError(f"{where}; quarantine.policy=raise stops here, `substitute` would go on")
         if self.num_bad > self.num_allowed:

@@ -77,7 +77,7 @@ def test_every_kind_of_bad_file_is_replaced_and_recorded(name: str, tmp_path: Pa
     assert recorder.snapshot()["quarantined"] == 8
     records = [json.loads(line) for line in (tmp_path / "two" / "quarantine.jsonl").read_text().splitlines()]
     assert sorted(record["id"] for record in records) == list(range(0, 64, 8))
-    assert all(record.keys() == {"id", "epoch", "step", "reason", "xxh3"} for record in records)
+    assert all(record.keys() == {"id", "epoch", "step", "kind", "reason", "xxh3"} for record in records)
     reasons = {record["id"]: record["reason"] for record in records}
     assert reasons[8] == "empty (0 bytes)"
     assert "3000 x 3000 pixels are more than quarantine.max_pixels=1000000" in reasons[48]
@@ -146,7 +146,7 @@ def test_the_ceiling_stops_the_run_with_its_figures() -> None:
 
 def test_a_graph_that_refuses_what_the_checker_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoders differ: then each sample is asked alone."""
-    monkeypatch.setattr("dalipipe.graphs.source.undecodable", lambda samples, **_: [None] * len(samples))
+    monkeypatch.setattr("dalipipe.graphs.salvage.undecodable", lambda samples, **_: [None] * len(samples))
     images = sized_jpegs(8)
     images[6] = DAMAGED
     batches, recorder = _run(images, 2)

@@ -267,7 +267,7 @@ def test_other_refusals() -> None:
     with pytest.raises(ConfigError, match="queue_depth"):
         open_memory(prefetcher, queue_depth=0)
     with pytest.raises(ConfigError, match="policy"):
-        open_memory(prefetcher, quarantine=QuarantineConfig(policy="drop"))
+        open_memory(prefetcher, quarantine=QuarantineConfig(policy="ignore"))
     source = open_memory(prefetcher, fields=["image", "json"])
     with pytest.raises(ConfigError, match="json"):
         next(source)
