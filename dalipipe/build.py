@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dalipipe.cache.config import CacheConfig
-from dalipipe.errors import ConfigError
+from dalipipe.errors import ConfigError, StateError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
-from dalipipe.loader.config import LoaderConfig
+from dalipipe.loader.config import LoaderConfig, StateConfig
 from dalipipe.loader.loader import Loader as _Loader
 from dalipipe.metrics.config import CostConfig, MetricsConfig
 from dalipipe.order.config import ShuffleConfig
@@ -21,8 +22,14 @@ from dalipipe.telemetry import Recorder
 from dalipipe.world import World, detect_world
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dalipipe.cache.open import Readers
+    from dalipipe.cache.warm import WarmReport
     from dalipipe.graphs.contract import BatchSource
+    from dalipipe.loader.publish import Published, StatePublisher
     from dalipipe.order.epoch import EpochOrder
+    from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.manifest import Manifest
 
 
@@ -38,6 +45,9 @@ class LoadConfig:
     graph: GraphConfig = field(default_factory=GraphConfig)
     quarantine: QuarantineConfig = field(default_factory=QuarantineConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    state: StateConfig = field(default_factory=StateConfig)
+    resume: str = "none"
+    """`none`, `auto` (go on from the state at `state.url`, or begin where there is none), or the URL of a state."""
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     device: str = "auto"
@@ -71,11 +81,11 @@ class Loader(_Loader):
         recorder = Recorder()
         store, manifest = open_dataset(cfg, recorder)
         _check_fields(cfg.data, manifest)
+        resumed = find_state(cfg)
         from dalipipe.cache.open import open_cache
         from dalipipe.coordination.static import StaticCoordinator
 
-        cache = open_cache(manifest, store, cfg.cache, recorder)
-        coordinator = StaticCoordinator(world)
+        coordinator = StaticCoordinator(world, replicas=cfg.loader.replicas)
         batch_size, global_batch_size = _batch_sizes(cfg.loader, world)
         slots = coordinator.slots(global_batch_size)
 
@@ -91,6 +101,9 @@ class Loader(_Loader):
                 last_batch=cfg.loader.last_batch,
             )
 
+        readers = cache_readers(order(0).signature, world, replicas=cfg.loader.replicas)
+        cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
+
         def start(epoch: int, step: int) -> BatchSource:
             from dalipipe.graphs.source import open_source
             from dalipipe.prefetch.window import open_prefetcher
@@ -104,6 +117,8 @@ class Loader(_Loader):
                 fields=cfg.data.fields,
                 config=cfg.prefetch,
                 recorder=recorder,
+                store=store,
+                keeps=cache.keeps if cfg.cache.policy in ("auto", "pin") else None,
             )
             try:
                 return open_source(
@@ -133,6 +148,7 @@ class Loader(_Loader):
             ahead=cfg.prefetch.device_batches,
             timeout_s=cfg.prefetch.timeout_s,
             recorder=recorder,
+            publisher=open_publisher(cfg, world, recorder),
             owned=(store, cache, coordinator),
         )
         self.manifest = manifest
@@ -141,6 +157,12 @@ class Loader(_Loader):
         except BaseException:
             self.close()
             raise
+        if resumed is not None:
+            try:
+                self.load_state_dict(resumed.state)
+            except BaseException:
+                self.close()
+                raise
 
     def _watch(self, cfg: LoadConfig, recorder: Recorder, world: World) -> None:
         from dalipipe.metrics.attach import watch
@@ -182,6 +204,93 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
     return store, Manifest.open(store.read)
 
 
+def cache_readers(signature: OrderSignature, world: World, *, replicas: int = 1) -> Readers:
+    """What the cache needs to know of this job: how much of the data set its node reads, and how unevenly."""
+    from collections.abc import Callable
+
+    from dalipipe.cache.open import Readers
+    from dalipipe.cache.warm import WarmReport
+
+    # A lane keeps its blocks over epochs, and a rank its lanes, unless blocks are dealt anew.
+    stays = signature.mode == "block" and signature.exchange == 0
+    share = min(1.0, max(world.local_world_size, replicas) / world.world_size) if stays else 1.0
+    num_open = signature.lanes * signature.window_blocks
+    return Readers(
+        node_share=share,
+        local_ranks=world.local_world_size,
+        working_blocks=max(1, round(num_open * share)),
+        uneven=signature.recipe.startswith("repeat"),
+    )
+
+
+def open_pool(cfg: LoadConfig) -> Store | None:
+    """The store of `cache.tiers.pool.url`, where there is one."""
+    from dalipipe.storage.open import open_store
+
+    return open_store(cfg.cache.tiers.pool.url, cfg.storage) if cfg.cache.tiers.pool.url else None
+
+
+def warm_cache(
+    data: DataConfig,
+    storage: StorageConfig,
+    cache: CacheConfig,
+    *,
+    threads: int,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> WarmReport:
+    """Brings every block of a data set that the tiers of this node keep to the node; see `dalipipe.cache.warm`."""
+    from dalipipe.cache.open import open_cache
+    from dalipipe.cache.warm import warm
+
+    cfg = LoadConfig(data=data, storage=storage, cache=cache)
+    _check(cfg)
+    recorder = Recorder()
+    store, manifest = open_dataset(cfg, recorder)
+    with closing(store), closing(open_cache(manifest, store, cache, recorder, pool=open_pool(cfg))) as opened:
+        return warm(opened, manifest, threads=threads, progress=progress)
+
+
+def find_state(cfg: LoadConfig) -> Published | None:
+    """The published state that `resume` asks for; None when it asks for none, or `auto` finds none.
+
+    Raises:
+        ConfigError: `resume=auto` without a `state.url`.
+        StateError: there are states and none is whole, or `resume` names a URL without one.
+        StorageError: the URL cannot be read; beginning anew instead would lose the position.
+    """
+    from dalipipe.loader.publish import read_published
+    from dalipipe.storage.open import open_store
+
+    if cfg.resume in ("none", ""):
+        return None
+    url = cfg.state.url if cfg.resume == "auto" else cfg.resume
+    if not url:
+        raise ConfigError("resume=auto goes on from the state at state.url, which is empty; name a shared folder there")
+    with closing(open_store(url, cfg.storage)) as store:
+        found = read_published(store)
+    if found is None and cfg.resume != "auto":
+        raise StateError(f"resume={cfg.resume}: no loader state there; give the state.url of an earlier run, or 'auto'")
+    return found
+
+
+def open_publisher(cfg: LoadConfig, world: World, recorder: Recorder) -> StatePublisher | None:
+    """What publishes the state to `state.url`: on rank 0, when there is one.
+
+    Raises:
+        ConfigError: a period that can never work.
+        StorageError: the URL cannot be read.
+    """
+    from dalipipe.loader.publish import StatePublisher, next_number
+    from dalipipe.storage.open import open_store
+
+    if not cfg.state.every_s >= 0:
+        raise ConfigError(f"state.every_s={cfg.state.every_s} must be at least 0 seconds")
+    if not cfg.state.url or world.rank != 0:
+        return None
+    store = open_store(cfg.state.url, cfg.storage)
+    return StatePublisher(store, every_s=cfg.state.every_s, first_number=next_number(store), recorder=recorder)
+
+
 def _open_store(data: DataConfig, storage: StorageConfig, recorder: Recorder | None = None) -> Store:
     from dalipipe.storage.open import open_store
 
@@ -205,18 +314,20 @@ def _check_fields(data: DataConfig, manifest: Manifest) -> None:
 
 
 def _batch_sizes(config: LoaderConfig, world: World) -> tuple[int, int]:
-    """(per rank, whole job) from the one that is given."""
+    """(per rank, whole job) from the one that is given. Ranks of one group of replicas count once."""
     local, total = config.batch_size, config.global_batch_size
     if (local is None) == (total is None):
         raise ConfigError(
             f"give exactly one of loader.batch_size={local} (per rank) and loader.global_batch_size={total} (whole job)"
         )
+    # Whether the groups come out even is judged where the slots are dealt.
+    num_groups = max(1, world.world_size // max(1, config.replicas))
     if local is not None:
         if local < 1:
             raise ConfigError(f"loader.batch_size={local} must be at least 1")
-        return local, local * world.world_size
+        return local, local * num_groups
     assert total is not None
-    return total // world.world_size, total
+    return total // num_groups, total
 
 
 def _device(device: str, world: World) -> Any:

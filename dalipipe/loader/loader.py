@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dalipipe.errors import ClosedError, ConfigError, StateError
 from dalipipe.graphs.contract import BatchSource
 from dalipipe.loader.ahead import BatchesAhead
+from dalipipe.loader.publish import StatePublisher
 from dalipipe.loader.state import pack_state, unpack_state
 from dalipipe.order.signature import OrderSignature
 from dalipipe.telemetry import Recorder, Stage, StepBook
@@ -39,6 +40,7 @@ class Loader:
         batch_size: samples a step of this rank; `global_batch_size` of the whole job.
         device: where the tensors are.
         ahead: decoded batches kept ready; timeout_s: how long a batch may take.
+        publisher: is told the position whenever a batch is asked for, that is, when those before it are done with.
         owned: closed with the loader, last first.
     """
 
@@ -54,6 +56,7 @@ class Loader:
         ahead: int,
         timeout_s: float,
         recorder: Recorder,
+        publisher: StatePublisher | None = None,
         owned: tuple[Any, ...] = (),
     ) -> None:
         self.batch_size = batch_size
@@ -68,6 +71,7 @@ class Loader:
         self._recorder = recorder
         self.steps = StepBook(lambda: recorder.total("bytes_read.lake"))
         recorder.gauge("batches_ready", lambda: self._running.ready() if self._running is not None else 0)
+        self._publisher = publisher
         self._owned = owned
         self._epoch, self._step = 0, 0
         self._begun = False  # the current epoch has an iterator already: the next one starts the next epoch
@@ -146,6 +150,7 @@ class Loader:
             "bytes_read": by("bytes_read", _TIERS),
             "bytes_written": by("bytes_written", _WRITTEN_TIERS),
             "blocks": {"near": int(seen.get("blocks_hit.node", 0)), "far": int(seen.get("blocks_missed", 0))},
+            "state": {"published": int(seen.get("state_published", 0)), "failed": int(seen.get("state_failures", 0))},
             "stage_s": {stage.value: seen.get(f"stage_s.{stage.value}", 0.0) for stage in Stage},
         }
 
@@ -164,6 +169,8 @@ class Loader:
             return
         self._closed = True
         atexit.unregister(self._atexit)
+        if self._publisher is not None:
+            self._publisher.close()
         self._halt()
         for item in reversed(self._owned):
             item.close()
@@ -188,11 +195,17 @@ class Loader:
                     raise ClosedError("this iterator ended when the loader was iterated, moved or loaded again")
                 if self._step >= self._num_steps:
                     break
+                self._offer_state()
                 yield self._next(iteration)
         finally:
             if iteration == self._iteration:
                 self.steps.leave()
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
+        self._offer_state()
+
+    def _offer_state(self) -> None:
+        if self._publisher is not None:
+            self._publisher.offer(self.state_dict())
 
     @staticmethod
     def _waits(seen: Mapping[str, float]) -> dict[str, float]:

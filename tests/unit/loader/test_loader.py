@@ -230,3 +230,30 @@ def test_rest_keeps_the_position(loader: Loader) -> None:
     loader.rest()
     assert CountingSource.alive == 0
     assert steps(batches) == [1, 2, 3, 4]
+
+
+class Offers:
+    """Stands for the publisher and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.positions: list[tuple[int, int]] = []
+        self.closed = False
+
+    def offer(self, state: dict[str, Any]) -> None:
+        self.positions.append((state["epoch"], state["step"]))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_published_positions_count_only_batches_that_the_trainer_is_done_with() -> None:
+    offers = Offers()
+    with make(publisher=offers) as loader:
+        for number, _ in enumerate(loader):
+            # While it works on a batch, that batch is not in what could be published, though state_dict counts it.
+            assert offers.positions[-1] == (0, number)
+            assert loader.state_dict()["step"] == number + 1
+        assert offers.positions == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
+        next(iter(loader))
+    assert offers.positions[-1] == (1, 0)
+    assert offers.closed
