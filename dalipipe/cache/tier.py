@@ -65,6 +65,13 @@ class Tier:
             return num_bytes <= self._set_budget_bytes(block // SET_BLOCKS)
         return self._used_bytes + num_bytes <= self.budget_bytes
 
+    def has_room(self, block: int, num_bytes: int) -> bool:
+        """Whether a block that the tier admits fits without another being dropped."""
+        if self._usage is None:
+            return True
+        held_bytes = sum(size - TRAILER_BYTES for _, size in self.blocks.sizes(block // SET_BLOCKS))
+        return held_bytes + num_bytes <= self._set_budget_bytes(block // SET_BLOCKS)
+
     def open(self, block: int, num_bytes: int) -> memoryview | None:
         """The block's bytes, or None when it is not here."""
         with self._recorder.span(Stage.NODE):

@@ -96,9 +96,19 @@ class TieredCache:
             or (self._passing is not None and self._passing.contains(block))
         )
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether this node keeps any blocks."""
+        return bool(self._tiers)
+
     def keeps(self, block: int) -> bool:
-        """Whether a tier of this node would keep the block."""
-        return self._home(block) is not None
+        """Whether a tier of this node keeps the block as long as there is room."""
+        return any(tier.policy.admits(block) for tier in self._tiers)
+
+    def fits(self, block: int) -> bool:
+        """Whether a tier of this node keeps the block and has room for it without dropping another."""
+        num_bytes = self._manifest.block_bytes(block)
+        return any(tier.admits(block, num_bytes) and tier.has_room(block, num_bytes) for tier in self._tiers)
 
     def close(self) -> None:
         """Ends this process's use; held views stay valid and other processes are untouched. Idempotent."""

@@ -23,10 +23,10 @@ VERBS = {
     "verify": "checksums, tar structure and decodability of the data set at data.url",
     "bench": "throughput of the loader; utilisation of an accelerator emulated by bench.step_s",
     "spin": "the idle-spin upper bound: the same step fed from batches held in memory",
-    "cache": "stat | verify | clear: what the node's cache folder holds",
+    "cache": "stat | warm | verify | clear: what the cache of this node holds",
 }
 # Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
-_ACTIONS = {"cache": ("stat", "verify", "clear")}
+_ACTIONS = {"cache": ("stat", "warm", "verify", "clear")}
 _URL_VERBS = ("info", "verify", "bench", "spin")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130

@@ -45,7 +45,17 @@ class CacheJob:
     """`dalipipe cache`."""
 
     action: str = "stat"
+    """`stat`, `warm` (bring all that this node keeps of the data set at `data.url`), `verify` or `clear`."""
     cache: CacheConfig = field(default_factory=CacheConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    """`warm`: which data set."""
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    threads: int = 8
+    """`warm`: fetches at once."""
+    drop: bool = False
+    """`verify`: drop corrupt blocks, so that they are fetched again."""
+    force: bool = False
+    """`clear`: drop blocks of data sets that a running job uses, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +78,7 @@ class DemoJob:
 JOBS: dict[str, type] = {
     "train": LoadConfig,
     "eval": LoadConfig,
+    "multimodal": LoadConfig,
     "pack": PackJob,
     "info": InspectJob,
     "verify": InspectJob,
