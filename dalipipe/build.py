@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,7 @@ class Loader(_Loader):
         cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
 
         def start(epoch: int, step: int) -> BatchSource:
+            from dalipipe.graphs.origin import largest_image, origin_of
             from dalipipe.graphs.source import open_source
             from dalipipe.prefetch.window import open_prefetcher
 
@@ -133,6 +134,8 @@ class Loader(_Loader):
                     run_dir=Path(cfg.run_dir) if cfg.run_dir else None,
                     recorder=recorder,
                     local_ranks=world.local_world_size,
+                    origin=partial(origin_of, manifest),
+                    size_hint=largest_image(manifest) if device.type == "cuda" else None,
                 )
             except BaseException:
                 prefetcher.close()
@@ -206,10 +209,8 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
 
 def cache_readers(signature: OrderSignature, world: World, *, replicas: int = 1) -> Readers:
     """What the cache needs to know of this job: how much of the data set its node reads, and how unevenly."""
-    from collections.abc import Callable
 
     from dalipipe.cache.open import Readers
-    from dalipipe.cache.warm import WarmReport
 
     # A lane keeps its blocks over epochs, and a rank its lanes, unless blocks are dealt anew.
     stays = signature.mode == "block" and signature.exchange == 0

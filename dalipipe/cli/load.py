@@ -21,7 +21,7 @@ def load(
     """Composes the primary config `name` and opens the loader that it describes.
 
     Args:
-        name: `train` or `eval`, or a config of your own in `config_dir`.
+        name: `train`, `eval` or `multimodal`, or a config of your own in `config_dir`.
         overrides: Hydra overrides: `["data.url=s3://bucket/set", "loader.batch_size=256", "graph=image_eval"]`.
         config_dir: a folder of your own YAML; the shipped groups stay available.
         world: this process's place in the job; by default from `RANK`, `WORLD_SIZE` … or torch.distributed.
@@ -34,5 +34,7 @@ def load(
         raise ConfigError(f"overrides must be a list of strings; write load({name!r}, [{overrides!r}])")
     cfg = compose(name, list(overrides), directory=config_dir)
     if not isinstance(cfg, LoadConfig):
-        raise ConfigError(f"config {name!r} belongs to a command, not to a loader; use 'train', 'eval' or your own")
+        raise ConfigError(
+            f"config {name!r} belongs to a command, not to a loader; use 'train', 'eval', 'multimodal' or your own"
+        )
     return Loader(cfg, world=world)

@@ -39,3 +39,14 @@ def origin_of(manifest: Manifest, sample_id: int, field: str = "image") -> Origi
     else:
         extent = extents[-1]
     return Origin(key=manifest.keys(ids)[0], shard=extent.shard, offset=-1 if offset < 0 else extent.start + at)
+
+
+def largest_image(manifest: Manifest) -> tuple[int, int]:
+    """Height and width, upright, of the largest images of the first shard (0 where its index does not know them): what
+    a GPU's decoder sets memory aside for. One shard, so that nothing grows with the data set.
+
+    Raises:
+        ManifestError: the index is missing or torn.
+    """
+    height, width = manifest.index(0).sizes.max(axis=0).tolist()
+    return int(height), int(width)
