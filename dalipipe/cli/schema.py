@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dalipipe.build import LoadConfig
 from dalipipe.cache.config import CacheConfig
-from dalipipe.metrics.config import BenchConfig
+from dalipipe.metrics.config import BenchConfig, CostConfig
 from dalipipe.packing.config import PackConfig
 from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
@@ -75,6 +75,47 @@ class DemoJob:
     device: str = "auto"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorJob:
+    """`dalipipe doctor`."""
+
+    run: str = ""
+    """A run folder, metrics ports (`HOST:PORT`, `HOST:PORT-PORT`, comma-separated), or `env` (also when empty)."""
+    seconds: float = 5.0
+    """How long a live job is watched."""
+    torch: bool = True
+    """`env`: ask torch about the GPU (its import takes seconds)."""
+    cost: CostConfig = field(default_factory=CostConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopJob:
+    """`dalipipe top`."""
+
+    run: str = ""
+    """A run folder, or metrics ports (`HOST:PORT`, `HOST:PORT-PORT`, comma-separated)."""
+    every_s: float = 2.0
+    """Seconds between two looks."""
+    times: int = 0
+    """How often to look; 0 = until Ctrl-C."""
+    svg: str = ""
+    """A file that gets the last view as an SVG picture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportJob:
+    """`dalipipe report`."""
+
+    run: str = ""
+    """A run folder."""
+    out: str = ""
+    """The HTML file; by default `report.html` in the run folder."""
+    cost: CostConfig = field(default_factory=CostConfig)
+
+
 JOBS: dict[str, type] = {
     "train": LoadConfig,
     "eval": LoadConfig,
@@ -86,4 +127,7 @@ JOBS: dict[str, type] = {
     "spin": BenchJob,
     "cache": CacheJob,
     "demo": DemoJob,
+    "doctor": DoctorJob,
+    "top": TopJob,
+    "report": ReportJob,
 }

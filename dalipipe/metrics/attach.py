@@ -114,7 +114,7 @@ def _copies(
 def _pci_bus_id(device: torch.device) -> str:
     import torch
 
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)
     return f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 from typing import Any
 
@@ -80,7 +81,7 @@ def open_gpu_sampler(pci_bus_id: str, *, nvml: Any = None) -> GpuSampler | None:
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = importlib.import_module("pynvml")
         except ImportError:
             return None
     try:

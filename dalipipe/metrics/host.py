@@ -10,29 +10,39 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-_DECODE_NAMES = ("dalipipe-resize", "dalipipe-assem", "dalipipe-batche", "DALI", "[DALI]", "HostDecoder", "nvimgcodec")
+_DECODE_NAMES = ("dalipipe-resize", "dalipipe-assemble", "dalipipe-batches", "[DALI]")
 _FETCH_NAMES = ("dalipipe-fetch",)
 _MOST_BYTES = 64 * 2**20
 
 
-def thread_cpu_s(names: dict[int, str]) -> dict[str, float]:
-    """Cumulative CPU seconds of the living threads of this process: `decode`, `fetch` and `other`.
+class ThreadCpu:
+    """CPU seconds of this process's threads by kind: `decode`, `fetch` and `other`, ended ones as last seen."""
 
-    Args:
-        names: by native thread id, the names that Python knows; the kernel cuts them to 15 characters.
-    """
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    seconds = {"decode": 0.0, "fetch": 0.0, "other": 0.0}
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            head, _, rest = (task / "stat").read_text().rpartition(")")
-        except OSError:  # it ended meanwhile
-            continue
-        name = names.get(int(task.name), head.partition("(")[2])
-        fields = rest.split()
-        kind = "fetch" if name.startswith(_FETCH_NAMES) else "decode" if name.startswith(_DECODE_NAMES) else "other"
-        seconds[kind] += (int(fields[11]) + int(fields[12])) * tick_s
-    return seconds
+    def __init__(self) -> None:
+        self._last_s: dict[int, float] = {}
+        self._seconds = {"decode": 0.0, "fetch": 0.0, "other": 0.0}
+
+    def read(self, names: dict[int, str]) -> dict[str, float]:
+        """The cumulative seconds.
+
+        Args:
+            names: by native thread id, the names that Python knows; others have the kernel's.
+        """
+        tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        for task in Path("/proc/self/task").iterdir():
+            try:
+                head, _, rest = (task / "stat").read_text().rpartition(")")
+            except OSError:  # it ended meanwhile
+                continue
+            number = int(task.name)
+            name = names.get(number, head.partition("(")[2])
+            fields = rest.split()
+            seconds = (int(fields[11]) + int(fields[12])) * tick_s
+            kind = "fetch" if name.startswith(_FETCH_NAMES) else "decode" if name.startswith(_DECODE_NAMES) else "other"
+            # A number that is used again starts from 0.
+            self._seconds[kind] += seconds - min(seconds, self._last_s.get(number, 0.0))
+            self._last_s[number] = seconds
+        return dict(self._seconds)
 
 
 def python_threads() -> dict[int, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from dalipipe.errors import ConfigError
 from dalipipe.metrics.config import MetricsConfig
 from dalipipe.metrics.gpu import GpuSampler
-from dalipipe.metrics.host import python_threads, resident_share, thread_cpu_s
+from dalipipe.metrics.host import ThreadCpu, python_threads, resident_share
 from dalipipe.metrics.runfolder import RunWriter
 from dalipipe.metrics.snapshot import RankSnapshot, take_snapshot
 from dalipipe.telemetry import Recorder, StepBook
@@ -54,6 +54,8 @@ class RunObserver:
         self._next_row = 0
         self._epoch = -1
         self._sampled: dict[str, float] = {}
+        self._threads = ThreadCpu()
+        self._cpu_s: dict[str, float] = {}
         self._seen = (time.perf_counter(), 0.0)
         self._slow_at_s = time.monotonic() + 1.0
         self._failed = False
@@ -79,8 +81,7 @@ class RunObserver:
     def snapshot(self) -> RankSnapshot:
         """All figures just now."""
         now = take_snapshot(self._recorder, self._steps, self._world, self._facts)
-        threads = thread_cpu_s(python_threads())
-        now.counters.update({f"cpu_s.{kind}": seconds for kind, seconds in threads.items()})
+        now.counters.update({f"cpu_s.{kind}": seconds for kind, seconds in self._cpu_s.items()})
         now.gauges.update(self._sampled)
         return now
 
@@ -138,6 +139,7 @@ class RunObserver:
     def _sample(self) -> None:
         if self._gpu is not None:
             self._sampled.update(self._gpu.sample())
+        self._cpu_s = self._threads.read(python_threads())
         at_s, lake_bytes = time.perf_counter(), self._recorder.total("bytes_read.lake")
         before_s, before_bytes = self._seen
         if at_s - before_s >= 0.5:
