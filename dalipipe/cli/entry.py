@@ -23,11 +23,14 @@ VERBS = {
     "verify": "checksums, tar structure and decodability of the data set at data.url",
     "bench": "throughput of the loader; utilisation of an accelerator emulated by bench.step_s",
     "spin": "the idle-spin upper bound: the same step fed from batches held in memory",
+    "doctor": "what bounds a run (folder or metrics ports), what it costs and which knob to turn; `env`: this host",
     "cache": "stat | warm | verify | clear: what the cache of this node holds",
 }
 # Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
 _ACTIONS = {"cache": ("stat", "warm", "verify", "clear")}
 _URL_VERBS = ("info", "verify", "bench", "spin")
+# Verbs whose first bare word is a run: its folder, or the metrics ports of its ranks.
+_RUN_VERBS = ("doctor", "top", "report")
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -82,9 +85,10 @@ def _bare_words(verb: str, words: list[str]) -> list[str]:
         if words[0] not in _ACTIONS[verb]:
             raise ConfigError(f"dalipipe {verb} {words[0]!r}: use one of {', '.join(_ACTIONS[verb])}")
         return [f"action={words[0]}", *words[1:]]
-    if verb in _URL_VERBS:
+    if verb in _URL_VERBS or verb in _RUN_VERBS:
         quoted = words[0].replace("\\", "\\\\").replace("'", "\\'")
-        return [f"data.url='{quoted}'", *words[1:]]
+        key = "data.url" if verb in _URL_VERBS else "run"
+        return [f"{key}='{quoted}'", *words[1:]]
     return words
 
 
