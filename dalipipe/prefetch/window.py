@@ -61,6 +61,7 @@ class WindowPrefetcher:
         self._timeout_s = config.timeout_s
         self._block_bytes = block_bytes
         self._recorder = recorder
+        recorder.gauge("prefetch_depth", lambda: self.depth)
         self._clock = clock
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
