@@ -5,17 +5,19 @@ from dalipipe.order.contract import BlockUse, Ids, Order
 from dalipipe.order.epoch import EpochOrder, epoch_order
 from dalipipe.order.hashing import uniforms
 from dalipipe.order.mix import mixed_order
-from dalipipe.order.repeat import Repeat
+from dalipipe.order.repeat import Extra, Repeat, Repeats
 from dalipipe.order.seating import rank_slots
 from dalipipe.order.signature import OrderSignature, order_signature
 
 __all__ = [
     "BlockUse",
     "EpochOrder",
+    "Extra",
     "Ids",
     "Order",
     "OrderSignature",
     "Repeat",
+    "Repeats",
     "ShuffleConfig",
     "epoch_order",
     "mixed_order",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +9,9 @@ import numpy as np
 from dalipipe.errors import ConfigError
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.contract import BlockUse, Ids
-from dalipipe.order.repeat import Expansion, Repeat, RepeatSequence
+from dalipipe.order.repeat import Expansion, Repeats, RepeatSequence, describe
 from dalipipe.order.sequence import Sequence, make_sequence
-from dalipipe.order.signature import OrderSignature, order_signature
+from dalipipe.order.signature import OrderSignature, order_signature, short_recipe
 from dalipipe.shards.shape import DataShape
 
 # Indices that are computed at once: their temporaries (64 KiB each) stay in the core's own cache.
@@ -107,7 +106,7 @@ def epoch_order(
     batch_size: int,
     shuffle: ShuffleConfig,
     last_batch: str,
-    repeats: collections.abc.Sequence[Repeat] = (),
+    repeats: Repeats = (),
 ) -> EpochOrder:
     """The order of epoch `epoch` of a data set.
 
@@ -117,7 +116,7 @@ def epoch_order(
         batch_size: B, samples of a step over all ranks.
         shuffle: how samples are mixed.
         last_batch: `drop` (only whole steps), `partial` or `pad` (the last step may have empty slots, -1).
-        repeats: blocks that come more or less often than once; the epoch is as much longer or shorter.
+        repeats: blocks and samples that come more or less often than once; the epoch is as much longer or shorter.
 
     Raises:
         ConfigError: a value can never work, does not fit the batch, or `drop` would leave no step at all.
@@ -138,6 +137,5 @@ def epoch_order(
     sequence = make_sequence(ordered, signature, epoch)
     if expansion:
         sequence = RepeatSequence(sequence, expansion)
-        parts = [f"[{part.start},{part.stop})x{part.factor}" for part in repeats]
-        signature = replace(signature, recipe=f"repeat {' '.join(parts)}")
+        signature = replace(signature, recipe=short_recipe(f"repeat {describe(repeats)}"))
     return EpochOrder(sequence, epoch=epoch, num_steps=num_steps, signature=signature)

@@ -17,10 +17,11 @@ from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.contract import Ids
 from dalipipe.order.epoch import EpochOrder
 from dalipipe.order.feistel import permute
-from dalipipe.order.hashing import I64, Purpose, fold, seed_key
-from dalipipe.order.signature import OrderSignature, order_signature
-from dalipipe.order.stream import Stream
-from dalipipe.shards.shape import DataShape
+from dalipipe.order.hashing import Purpose, fold, seed_key
+from dalipipe.order.repeat import Expansion, Repeats, describe
+from dalipipe.order.signature import OrderSignature, order_signature, short_recipe
+from dalipipe.order.stream import RepeatStream, Stream
+from dalipipe.shards.shape import BlockGrid, DataShape
 from dalipipe.units import parse_capacity
 
 MIX_WINDOW = 1000
@@ -55,19 +56,17 @@ class MixSequence:
 
     def __init__(
         self,
-        shapes: list[DataShape],
+        grid: BlockGrid,
         counts: list[int],
-        streams: list[Stream],
+        streams: list[Stream | RepeatStream],
         *,
         first_step: int,
         lane_slots: int,
         seed: int,
     ) -> None:
-        self._block_samples = np.array([shape.block_samples for shape in shapes], dtype=np.int64)
-        self._first_id = _starts([shape.num_samples for shape in shapes])
-        self._first_block = _starts([shape.num_blocks for shape in shapes])
+        self._grid = grid
         self._counts = np.array(counts, dtype=np.int64)
-        self._first_turn = _starts(counts)
+        self._first_turn = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         self._streams = streams
         self._first_step = first_step
         self._lane_slots = lane_slots
@@ -79,26 +78,26 @@ class MixSequence:
         position = (steps[:, None] + self._first_step) * self._lane_slots + place
         lane = np.broadcast_to(slot_lane, position.shape)
         window, within = np.divmod(position, MIX_WINDOW)
-        turn = permute(within, MIX_WINDOW, fold(fold(self._key, window), lane))
+        # One set alone keeps its order: there is nothing to interleave.
+        alone = len(self._streams) == 1
+        turn = within if alone else permute(within, MIX_WINDOW, fold(fold(self._key, window), lane))
         source = np.searchsorted(self._first_turn, turn, side="right") - 1
         own_position = window * self._counts[source] + turn - self._first_turn[source]
         ids = np.empty_like(position)
         for number, stream in enumerate(self._streams):
             chosen = source == number
             if chosen.any():
-                ids[chosen] = stream.at(lane[chosen], own_position[chosen]) + self._first_id[number]
+                ids[chosen] = stream.at(lane[chosen], own_position[chosen]) + self._grid.first_sample[number]
         return ids
 
     def block_of(self, ids: Ids) -> Ids:
         """As `Sequence.block_of`."""
-        source = np.searchsorted(self._first_id, ids, side="right") - 1
-        blocks: Ids = (ids - self._first_id[source]) // self._block_samples[source] + self._first_block[source]
-        return blocks
+        return self._grid.block_of(ids)
 
     def next_block(self, block: int) -> int:
         """The next block of the same source."""
-        source = int(np.searchsorted(self._first_block, block, side="right")) - 1
-        first = int(self._first_block[source])
+        source = int(np.searchsorted(self._grid.first_block[1:-1], block, side="right"))
+        first = int(self._grid.first_block[source])
         return self._streams[source].next_block(block - first) + first
 
 
@@ -110,6 +109,7 @@ def mixed_order(
     batch_size: int,
     shuffle: ShuffleConfig,
     epoch_samples: int | None = None,
+    repeats: Mapping[str, Repeats] | None = None,
 ) -> EpochOrder:
     """The order of epoch `epoch` of a mix.
 
@@ -124,7 +124,8 @@ def mixed_order(
         epoch: from 0.
         batch_size: B over all ranks.
         shuffle: `block` or `full`; the window is divided in proportion to the shares.
-        epoch_samples: samples of an epoch; by default those of all sources together.
+        epoch_samples: samples of an epoch; by default those of all sources together, repeats counted.
+        repeats: by source, what comes more or less often than once while the source is gone through.
 
     Raises:
         ConfigError: names differ, a weight cannot work, the mode is `none`, or an epoch holds no whole step.
@@ -132,11 +133,16 @@ def mixed_order(
     if set(shapes) != set(weights):
         raise ConfigError(f"data.mix weighs {sorted(weights)}, but the data sets are {sorted(shapes)}: one weight each")
     if shuffle.mode == "none":
-        raise ConfigError("shuffle.mode=none has no mix: a mix is a pattern over lanes; use block or full")
+        raise ConfigError(
+            "shuffle.mode=none has no mix and no loader.epoch_samples: they are patterns over lanes; use block or full"
+        )
     counts = mix_counts(weights)
-    signatures = _signatures(shapes, counts, batch_size, shuffle)
+    repeats = {name: parts for name, parts in (repeats or {}).items() if parts}
+    expansions = {name: Expansion(shapes[name], parts, seed=shuffle.seed) for name, parts in repeats.items()}
+    ordered = {name: expansions[name].shape if name in expansions else shape for name, shape in shapes.items()}
+    signatures = _signatures(ordered, counts, batch_size, shuffle)
     if epoch_samples is None:
-        epoch_samples = sum(shape.num_samples for shape in shapes.values())
+        epoch_samples = sum(shape.num_samples for shape in ordered.values())
     num_steps = epoch_samples // batch_size
     if epoch < 0 or num_steps < 1:
         raise ConfigError(
@@ -145,15 +151,16 @@ def mixed_order(
         )
     first = next(iter(signatures.values()))
     sequence = MixSequence(
-        list(shapes.values()),
+        BlockGrid(list(shapes.values())),
         [counts[name] for name in shapes],
-        [_stream(name, shapes[name], signatures[name]) for name in shapes],
+        [_stream(name, shape, signatures[name], expansions.get(name)) for name, shape in ordered.items()],
         first_step=epoch * num_steps,
         lane_slots=batch_size // (first.lanes or 1),
         seed=shuffle.seed,
     )
     parts = [f"{name}={counts[name]}:K{own.block_samples}:P{own.window_blocks}" for name, own in signatures.items()]
-    signature = replace(first, recipe=f"mix {' '.join(parts)} epoch_samples={epoch_samples}")
+    parts += [f"{name}:repeat {describe(own)}" for name, own in repeats.items()]
+    signature = replace(first, recipe=short_recipe(f"mix {' '.join(parts)} epoch_samples={epoch_samples}"))
     return EpochOrder(sequence, epoch=epoch, num_steps=num_steps, signature=signature)
 
 
@@ -174,17 +181,16 @@ def _signatures(
     }
 
 
-def _stream(name: str, shape: DataShape, signature: OrderSignature) -> Stream:
+def _stream(
+    name: str, shape: DataShape, signature: OrderSignature, expansion: Expansion | None
+) -> Stream | RepeatStream:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     own_seed = fold(seed_key(signature.seed, Purpose.SOURCE), int.from_bytes(digest, "little"))
-    return Stream(
+    stream = Stream(
         shape,
         seed=int(own_seed[0]),
         lanes=signature.lanes or 1,
         window_blocks=signature.window_blocks,
         exchange=signature.exchange,
     )
-
-
-def _starts(sizes: list[int]) -> I64:
-    return np.concatenate([[0], np.cumsum(sizes[:-1])]).astype(np.int64)
+    return stream if expansion is None else RepeatStream(stream, expansion)

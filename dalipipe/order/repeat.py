@@ -1,12 +1,15 @@
-"""Hot samples (`data.repeat`): a data set in which some blocks come more than once an epoch.
+"""Hot samples (`data.repeat`): a data set in which some blocks or samples come more than once an epoch.
 
 The expansion is virtual: the order runs over a longer data set whose blocks stand for real ones. Whole blocks are
-repeated, so that reads stay as large and sequential as without.
+repeated where that can be, so that reads stay as large and sequential as without; further copies of samples that lie
+scattered (a class of a shuffled data set) are blocks of their own, each of which touches as many real blocks as it has
+samples.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import hashlib
 import itertools
 from dataclasses import dataclass
 
@@ -15,7 +18,7 @@ import numpy as np
 from dalipipe.errors import ConfigError
 from dalipipe.order.contract import Ids
 from dalipipe.order.feistel import invert, permute
-from dalipipe.order.hashing import Purpose, fold, seed_key
+from dalipipe.order.hashing import U64, Purpose, fold, seed_key
 from dalipipe.order.sequence import Sequence
 from dalipipe.shards.shape import DataShape
 
@@ -29,19 +32,45 @@ class Repeat:
     factor: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """Samples `ids` (int64 [n], distinct) come `copies` times an epoch beside what blocks bring: 0.7 is a fixed,
+    hash-chosen 70 % of them once."""
+
+    ids: Ids
+    copies: float
+
+    def describe(self) -> str:
+        """Tells sets of samples apart in a signature."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.ids, "<i8").tobytes(), digest_size=8).hexdigest()
+        return f"{self.ids.size}:{digest}+{self.copies}"
+
+
+Repeats = collections.abc.Sequence[Repeat | Extra]
+
+
+def describe(repeats: Repeats) -> str:
+    """One word a part: what a signature says of them."""
+    return " ".join(
+        f"[{part.start},{part.stop})x{part.factor}" if isinstance(part, Repeat) else part.describe() for part in repeats
+    )
+
+
 class Expansion:
     """The virtual data set: `shape` is what the order runs over, `real_ids` what its ids stand for.
 
-    Whole blocks come first, range by range; the copies of the short last block follow. Holds a few numbers for each
-    range, nothing that grows with samples.
+    Whole blocks come first, range by range; the copies of the short last block follow, then the extra copies of
+    samples. Holds a few numbers for each range and the ids of extras, else nothing that grows with samples.
     """
 
-    def __init__(self, shape: DataShape, repeats: collections.abc.Sequence[Repeat], *, seed: int) -> None:
+    def __init__(self, shape: DataShape, repeats: Repeats, *, seed: int) -> None:
         """Blocks that no range names come once.
 
         Raises:
             ConfigError: ranges overlap or leave the data set, a factor is negative, or nothing is left.
         """
+        extras = [part for part in repeats if isinstance(part, Extra)]
+        repeats = [part for part in repeats if isinstance(part, Repeat)]
         self._block_samples = shape.block_samples
         self._num_whole = shape.num_samples // shape.block_samples
         self._num_short = shape.num_samples % shape.block_samples
@@ -55,7 +84,8 @@ class Expansion:
         self._key = seed_key(seed, Purpose.REPEAT)
         # One block has no share to choose by hash: its factor is rounded.
         num_short_samples = round(ranges[-1].factor) * self._num_short
-        num_samples = self._num_virtual * shape.block_samples + num_short_samples
+        self._extras = Extras(extras, first=self._num_virtual * shape.block_samples + num_short_samples, key=self._key)
+        num_samples = self._extras.stop
         if num_samples == 0:
             raise ConfigError("data.repeat leaves no sample: at least one factor must be above 0")
         self.shape = DataShape(
@@ -75,7 +105,7 @@ class Expansion:
         if self._num_short:
             short = (ids - self._num_virtual * self._block_samples) % self._num_short
             real = np.where(block < self._num_virtual, real, self._num_whole * self._block_samples + short)
-        return np.where(ids < 0, -1, real)
+        return np.where(ids < 0, -1, self._extras.replace(ids, real))
 
     def real_block(self, block: int) -> int:
         """The real block that a virtual one stands for."""
@@ -89,6 +119,38 @@ class Expansion:
         place = np.array([block - self._begin[part]], dtype=np.int64)
         virtual = int(self._first[part] + invert(place, int(self._size[part]), fold(self._key, part))[0])
         return virtual if virtual < self._first[part + 1] else 0
+
+
+class Extras:
+    """The extra copies of samples, at virtual ids [first, stop)."""
+
+    def __init__(self, parts: collections.abc.Sequence[Extra], *, first: int, key: U64) -> None:
+        """Raises ConfigError when a number of copies is negative or not finite, or no samples are named."""
+        for part in parts:
+            if not 0 <= part.copies < float("inf") or not part.ids.size:
+                raise ConfigError(
+                    f"data.repeat: {part.ids.size} samples {part.copies} times more: give a finite factor of at least "
+                    "1, and a name that holds samples"
+                )
+        self._parts = parts
+        self._first = first + np.cumsum([0, *(round(part.copies * part.ids.size) for part in parts)], dtype=np.int64)
+        self._key = key
+
+    @property
+    def stop(self) -> int:
+        """The end of the virtual ids."""
+        return int(self._first[-1])
+
+    def replace(self, ids: Ids, real: Ids) -> Ids:
+        """`real`, with the real ids of the extra copies put in where virtual `ids` are such."""
+        for number, part in enumerate(self._parts):
+            extra = (ids >= self._first[number]) & (ids < self._first[number + 1])
+            if extra.any():
+                size = part.ids.size
+                # The same permuted order for every copy: a part of a copy is a share chosen by hash.
+                place = permute((ids[extra] - self._first[number]) % size, size, fold(self._key, -1 - number))
+                real[extra] = part.ids[place]
+        return real
 
 
 class RepeatSequence:
@@ -111,7 +173,7 @@ class RepeatSequence:
         return self._expansion.real_block(self._virtual.next_block(self._expansion.virtual_block(block)))
 
 
-def _cover(num_blocks: int, repeats: collections.abc.Sequence[Repeat]) -> list[Repeat]:
+def _cover(num_blocks: int, repeats: list[Repeat]) -> list[Repeat]:
     """`repeats` in order, the gaps between them filled with a factor of 1, as ranges that cover [0, num_blocks)."""
     ordered = sorted(repeats, key=lambda part: part.start)
     for part in ordered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from dalipipe.units import parse_capacity
 _MODES = ("block", "full", "none")
 _TAILS = ("drop", "partial", "pad")
 _AUTO_LANES = 64
+_MAX_RECIPE = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,14 @@ def order_signature(
         exchange=float(shuffle.exchange) if blocks else 0.0,
         last_batch=last_batch,
     )
+
+
+def short_recipe(text: str) -> str:
+    """`text`, its middle replaced by a hash where it is long: a state stays under 1 KB whatever is mixed."""
+    if len(text) <= _MAX_RECIPE:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"{text[: _MAX_RECIPE - 40]}… blake2b:{digest}"
 
 
 def _num_lanes(lanes: int | str, batch_size: int) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from dalipipe.order.feistel import permute
 from dalipipe.order.hashing import I64, Purpose, fold, seed_key
 from dalipipe.order.lanes import Lanes
+from dalipipe.order.repeat import Expansion
 from dalipipe.shards.shape import DataShape
 
 
@@ -51,3 +52,19 @@ class Stream:
     def next_block(self, block: int) -> int:
         """The block after `block` in its lane, in the order of the source's first epoch."""
         return self._lanes.next_block(0, block)
+
+
+class RepeatStream:
+    """A stream over the real samples of an expanded data set."""
+
+    def __init__(self, virtual: Stream, expansion: Expansion) -> None:
+        self._virtual = virtual
+        self._expansion = expansion
+
+    def at(self, lane: I64, position: I64) -> I64:
+        """As `Stream.at`."""
+        return self._expansion.real_ids(self._virtual.at(lane, position))
+
+    def next_block(self, block: int) -> int:
+        """The block that follows the first copy of `block`."""
+        return self._expansion.real_block(self._virtual.next_block(self._expansion.virtual_block(block)))

@@ -54,7 +54,7 @@ class Assembler:
 
     def _substitutes(self, plan: StepPlan, blocks: Mapping[int, Bytes], bad_id: int) -> Iterator[Sample]:
         """The other samples of the same block, cyclically from the bad one on, then those of the lane's next blocks."""
-        home = bad_id // self._manifest.block_samples
+        home = int(self._manifest.block_of(np.array([bad_id]))[0])
         first, stop = self._manifest.block_samples_range(home)
         ring = np.concatenate([np.arange(bad_id + 1, stop), np.arange(first, bad_id)]).astype(np.int64)
         yield from self._samples(home, ring, blocks.get(home))

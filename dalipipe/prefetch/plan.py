@@ -38,7 +38,7 @@ class StepPlanner:
         orders: gives the order of an epoch.
         start: (epoch, step) of the first step; a step at the end of its epoch is the first of the next.
         slots: int64 [b]: the columns of the global batch that this rank loads.
-        block_samples: K, samples of a block in manifest order.
+        block_of: the block of each id.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class StepPlanner:
         orders: Callable[[int], Order],
         start: tuple[int, int],
         slots: npt.NDArray[np.int64],
-        block_samples: int,
+        block_of: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
     ) -> None:
         self._orders = orders
         self._epoch, self._step = start
         self._order: Order | None = None
         self._slots = slots
-        self._block_samples = block_samples
+        self._block_of = block_of
 
     def next_window(self) -> list[StepPlan]:
         """The next steps, at least one and as many as make 8,192 ids of this rank, all of one epoch."""
@@ -80,5 +80,5 @@ class StepPlanner:
             batch = order.ids(step, 1)[0]
             real = batch[batch >= 0]
             ids = np.where(valid, ids, real[self._slots % len(real)])
-        blocks = dict(Counter((ids // self._block_samples).tolist()))
+        blocks = dict(Counter(self._block_of(ids).tolist()))
         return StepPlan(order=order, step=step, ids=ids, valid=valid, blocks=blocks)

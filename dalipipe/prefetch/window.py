@@ -296,7 +296,7 @@ def open_prefetcher(
     if unknown:
         raise ConfigError(f"data.fields names {unknown}, which this data set lacks; it has {', '.join(known)}")
     return WindowPrefetcher(
-        StepPlanner(orders, start, slots, manifest.block_samples),
+        StepPlanner(orders, start, slots, manifest.block_of),
         Assembler(manifest, cache, fields, recorder),
         cache,
         _open_schedule(config, manifest),

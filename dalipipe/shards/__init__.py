@@ -3,6 +3,6 @@
 from dalipipe.shards.digest import Digest64, Digest128, digest64
 from dalipipe.shards.fields import Field
 from dalipipe.shards.manifest import Extent, Located, Manifest, Shard
-from dalipipe.shards.shape import DataShape
+from dalipipe.shards.shape import BlockGrid, DataShape
 
-__all__ = ["DataShape", "Digest64", "Digest128", "Extent", "Field", "Located", "Manifest", "Shard", "digest64"]
+__all__ = ["BlockGrid", "DataShape", "Digest64", "Digest128", "Extent", "Field", "Located", "Manifest", "Shard", "digest64"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from dalipipe.shards.header import (
     identity_of,
 )
 from dalipipe.shards.index import ShardIndex, open_index
-from dalipipe.shards.shape import DataShape
+from dalipipe.shards.shape import BlockGrid, DataShape
 
 Ints = npt.NDArray[np.int64]
 Read = Callable[[str], "bytes | memoryview"]
@@ -78,7 +78,16 @@ class Located:
 class Manifest:
     """An opened manifest. Thread-safe. Memory: 8 bytes a shard beyond `shards.arrow`, and the open indices."""
 
-    def __init__(self, header: Header, shards: ShardTable, read_index: Read, *, max_open_indices: int = 512) -> None:
+    def __init__(
+        self,
+        header: Header,
+        shards: ShardTable,
+        read_index: Read,
+        *,
+        max_open_indices: int = 512,
+        shapes: Mapping[str, DataShape] | None = None,
+    ) -> None:
+        """Wraps what the files say; `open` reads them. shapes: of the sets, by name, when this joins several."""
         self._header = header
         self._shards = shards
         self._read_index = read_index
@@ -87,6 +96,11 @@ class Manifest:
         self._open: OrderedDict[int, ShardIndex] = OrderedDict()
         self._first = np.zeros(len(shards.names) + 1, np.int64)
         np.cumsum(shards.num_samples, out=self._first[1:])
+        whole = DataShape(
+            num_samples=self.num_samples, block_samples=header.block_samples, num_bytes=int(shards.num_bytes.sum())
+        )
+        self.shapes: Mapping[str, DataShape] = shapes or {"": whole}
+        self._grid = BlockGrid(list(self.shapes.values()))
 
     @classmethod
     def open(cls, read: Read, read_index: Read | None = None, *, max_open_indices: int = 512) -> Manifest:
@@ -146,13 +160,13 @@ class Manifest:
 
     @property
     def block_samples(self) -> int:
-        """K: samples of a block; the last block may have fewer."""
+        """K: samples of a block; the last block may have fewer. Of several sets joined, the largest K."""
         return self._header.block_samples
 
     @property
     def num_blocks(self) -> int:
         """Blocks, the short last one included."""
-        return self.shape.num_blocks
+        return self._grid.num_blocks
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -171,7 +185,7 @@ class Manifest:
 
     @property
     def shape(self) -> DataShape:
-        """What the order needs to know."""
+        """What the order needs to know; of several sets joined, only `shapes` says it."""
         return DataShape(num_samples=self.num_samples, block_samples=self.block_samples, num_bytes=self.num_bytes)
 
     def shard(self, number: int) -> Shard:
@@ -186,11 +200,18 @@ class Manifest:
             index_digest=int(table.index_checksums[number]),
         )
 
+    @property
+    def files(self) -> tuple[Header, ShardTable]:
+        """What the two files of the manifest say."""
+        return self._header, self._shards
+
+    def block_of(self, ids: Ints) -> Ints:
+        """The block of each sample (int64, any shape)."""
+        return self._grid.block_of(ids)
+
     def block_samples_range(self, block: int) -> tuple[int, int]:
-        """The sample ids [first, stop) of a block."""
-        if not 0 <= block < self.num_blocks:
-            raise IndexError(f"block {block} is not in [0, {self.num_blocks})")
-        return block * self.block_samples, min((block + 1) * self.block_samples, self.num_samples)
+        """The sample ids [first, stop) of a block. Raises IndexError when there is none of that number."""
+        return self._grid.samples(block)
 
     def extents(self, block: int) -> tuple[Extent, ...]:
         """The extents that a block joins, in order: one, or one per shard that it crosses."""
@@ -198,7 +219,7 @@ class Manifest:
         found = []
         for number in range(self._shard_of(first), self._shard_of(stop - 1) + 1):
             parts = self.index(number).parts
-            i = block - int(self._first[number]) // self.block_samples
+            i = block - self._first_block(number)
             extent = Extent(
                 shard=self._shards.names[number].as_py(),
                 start=int(parts.starts[i]),
@@ -220,12 +241,12 @@ class Manifest:
             ManifestError: an index is missing, torn, or not the one that the manifest states.
         """
         ids = np.asarray(ids, np.int64)
-        blocks = ids // self.block_samples
+        blocks = self.block_of(ids)
         fields = {f.name: (np.full(len(ids), -1, np.int64), np.full(len(ids), -1, np.int64)) for f in self.fields}
         sizes = np.zeros((len(ids), 2), np.int32)
         for number, where, rows in self._by_shard(ids):
             index = self.index(number)
-            part = blocks[where] - int(self._first[number]) // self.block_samples
+            part = blocks[where] - self._first_block(number)
             shift = index.parts.base[part] - index.parts.starts[part]
             sizes[where] = index.sizes[rows]
             for name, (offsets, lengths) in index.rows_fields.items():
@@ -280,6 +301,9 @@ class Manifest:
                 f"the manifest states {shard.num_samples} with {[f.name for f in self.fields]}; pack again"
             )
         return index
+
+    def _first_block(self, number: int) -> int:
+        return int(self.block_of(self._first[number : number + 1])[0])
 
     def _shard_of(self, sample: int) -> int:
         return int(np.searchsorted(self._first, sample, side="right")) - 1

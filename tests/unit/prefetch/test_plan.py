@@ -38,7 +38,7 @@ class CountingOrder:
 
 
 def planner(order: Order, slots: Ids, start: tuple[int, int] = (0, 0)) -> StepPlanner:
-    return StepPlanner(lambda epoch: order, start, slots, BLOCK_SAMPLES)
+    return StepPlanner(lambda epoch: order, start, slots, lambda ids: ids // BLOCK_SAMPLES)
 
 
 def plan_epoch(order: Order, slots: Ids) -> list[StepPlan]:
