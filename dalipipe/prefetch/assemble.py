@@ -9,9 +9,13 @@ import numpy.typing as npt
 
 from dalipipe.cache.contract import BlockView, Cache
 from dalipipe.order.step import Bytes, Sample, Step
+from dalipipe.prefetch.cold import LooseSamples
 from dalipipe.prefetch.plan import StepPlan
 from dalipipe.shards.manifest import Located, Manifest
 from dalipipe.telemetry import Recorder, Stage
+
+_NOTHING: Bytes = np.empty(0, np.uint8)
+_NOTHING.flags.writeable = False
 
 
 class Assembler:
@@ -23,8 +27,14 @@ class Assembler:
         self._fields = tuple(fields)
         self._recorder = recorder
 
-    def build(self, plan: StepPlan, views: Mapping[int, BlockView], on_release: Callable[[], None]) -> Step:
-        """The step, over the memory of `views` (all blocks of the plan)."""
+    def build(
+        self,
+        plan: StepPlan,
+        views: Mapping[int, BlockView],
+        loose: Mapping[int, LooseSamples],
+        on_release: Callable[[], None],
+    ) -> Step:
+        """The step, over the memory of `views`; of blocks that are not among them, over `loose` samples."""
         with self._recorder.span(Stage.INDEX):
             located = self._manifest.locate(plan.ids)
         blocks = {block: _as_array(view) for block, view in views.items()}
@@ -37,20 +47,26 @@ class Assembler:
             epoch=plan.order.epoch,
             step=plan.step,
             ids=plan.ids,
-            fields={name: self._cut(name, located, blocks) for name in self._fields},
+            fields={name: self._cut(name, located, blocks, loose) for name in self._fields},
             sizes=located.sizes,
             valid=plan.valid,
             substitutes=lambda i: self._substitutes(plan, blocks, int(plan.ids[i])),
             release=release,
         )
 
-    def _cut(self, name: str, located: Located, blocks: Mapping[int, Bytes]) -> list[Bytes]:
+    def _cut(
+        self, name: str, located: Located, blocks: Mapping[int, Bytes], loose: Mapping[int, LooseSamples]
+    ) -> list[Bytes]:
         offsets, sizes = located.fields[name]
-        # A sample without the field (offset and size -1) gets an empty view.
-        return [
-            blocks[block][max(offset, 0) : max(offset, 0) + max(size, 0)]
-            for block, offset, size in zip(located.blocks.tolist(), offsets.tolist(), sizes.tolist(), strict=True)
-        ]
+        views = []
+        for block, offset, size in zip(located.blocks.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+            if size <= 0:  # a sample without the field (offset and size -1)
+                views.append(_NOTHING)
+            elif block in blocks:
+                views.append(blocks[block][offset : offset + size])
+            else:
+                views.append(loose[block][offset])
+        return views
 
     def _substitutes(self, plan: StepPlan, blocks: Mapping[int, Bytes], bad_id: int) -> Iterator[Sample]:
         """The other samples of the same block, cyclically from the bad one on, then those of the lane's next blocks."""
@@ -69,7 +85,7 @@ class Assembler:
             with self._cache.get(block) as view:
                 data = _as_array(view)
         located = self._manifest.locate(ids)
-        cut = {name: self._cut(name, located, {block: data}) for name in self._fields}
+        cut = {name: self._cut(name, located, {block: data}, {}) for name in self._fields}
         for i, sample_id in enumerate(ids.tolist()):
             height, width = located.sizes[i].tolist()
             yield Sample(

@@ -10,8 +10,12 @@ class PrefetchConfig:
     """`prefetch.*`."""
 
     depth: int | str = "auto"
-    """Steps whose blocks are fetched ahead. `auto` starts at 3 and follows the stalls."""
-    threads: int = 8
+    """Steps whose blocks are fetched ahead. `auto` follows the data's order, the lake's latency and the stalls."""
+    whole_epoch: bool = False
+    """Threads with nothing nearer to do bring the rest of the epoch to the node's cache, as far as it keeps blocks."""
+    cold_steps: int = 3
+    """At the start, so many steps read their samples alone where blocks are not near, as whole blocks take longer."""
+    threads: int = 16
     """Threads that fetch blocks; they wait for the lake and for the disk, not for the CPU."""
     memory_cap: int | float | str = "4GiB"
     """Hard cap on the bytes of fetched blocks that this process holds in memory (streamed blocks)."""

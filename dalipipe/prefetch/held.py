@@ -91,12 +91,18 @@ class HeldBlocks:
         self._held[block] = held
         self.resident_bytes += view.held_bytes
         self.busy_bytes += view.held_bytes if held.users else 0
+        if not held.users and not self._worth_keeping(block, held):
+            self._drop(block)
 
     def leave(self, blocks: Iterable[int]) -> None:
         """A step is done with its blocks; those without a use ahead are let go."""
         for block in blocks:
             held = self._held.get(block)
             if held is None:
+                # The step had its samples from elsewhere and was done before the block came.
+                self._waiting_users[block] = self._waiting_users.get(block, 0) - 1
+                if self._waiting_users[block] <= 0:
+                    del self._waiting_users[block]
                 continue
             held.users -= 1
             if held.users == 0:

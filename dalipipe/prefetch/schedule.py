@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dalipipe.cache.contract import BlockView
 from dalipipe.order.step import Step
+from dalipipe.prefetch.cold import LooseSamples
 from dalipipe.prefetch.depth import MIN_DEPTH
 from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
 from dalipipe.prefetch.plan import StepPlan
@@ -17,13 +18,16 @@ _LOOKAHEAD_STEPS = 32
 
 
 class PendingStep:
-    """A step in the window. `lacks`: its blocks that are not near yet; `ready`: the step once it is assembled."""
+    """A step in the window. `lacks`: its blocks that are not near yet; `loose`: its samples of such blocks that were
+    read alone; `ready`: the step once it is assembled.
+    """
 
-    __slots__ = ("lacks", "plan", "ready")
+    __slots__ = ("lacks", "loose", "plan", "ready")
 
     def __init__(self, plan: StepPlan, lacks: set[int]) -> None:
         self.plan = plan
         self.lacks = lacks
+        self.loose: dict[int, LooseSamples] = {}
         self.ready: Step | None = None
 
     @property
@@ -41,6 +45,14 @@ class BuildTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ColdTask:
+    """Read the samples of a step that lie in a block alone, as the block will take longer."""
+
+    pending: PendingStep
+    block: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchTask:
     """Bring a block near."""
 
@@ -52,7 +64,12 @@ class PlanTask:
     """Plan further steps."""
 
 
-Task = BuildTask | FetchTask | PlanTask
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmTask:
+    """Bring some block of the epoch to the node's disk, as nothing nearer is to be done."""
+
+
+Task = BuildTask | ColdTask | FetchTask | PlanTask | WarmTask
 
 
 class Schedule:
@@ -65,11 +82,16 @@ class Schedule:
             is fetched whatever the cap says: one step always fits.
         block_bytes: what a block takes before its size is known: the mean.
         block_samples: K, samples of a block.
+        cold_steps: the first so many steps may have their samples read alone.
+        warmers: threads that may bring blocks from beyond the window at once.
     """
 
-    def __init__(self, *, cap_bytes: int, block_bytes: int, block_samples: int) -> None:
+    def __init__(
+        self, *, cap_bytes: int, block_bytes: int, block_samples: int, cold_steps: int = 0, warmers: int = 0
+    ) -> None:
         self._cap_bytes = cap_bytes
         self._block_bytes = block_bytes
+        self._block_samples = block_samples
         self._held = HeldBlocks(block_samples)
         self._plans: deque[StepPlan] = deque()
         self._num_announced = 0
@@ -77,6 +99,11 @@ class Schedule:
         self._window: deque[PendingStep] = deque()
         self._buildable: deque[PendingStep] = deque()
         self._wanted: deque[int] = deque()
+        self._warmers = warmers
+        self._num_warming = 0
+        self._cold_steps = cold_steps
+        self._cold: deque[ColdTask] = deque()
+        self._loose: dict[int, list[LooseSamples]] = {}
         self._under_way: dict[int, str] = {}
         self._reserved: dict[int, int] = {}
         self._failed: dict[int, Exception] = {}
@@ -88,16 +115,29 @@ class Schedule:
         return self._window[0] if self._window else None
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes of blocks held in memory."""
+        return self._held.resident_bytes
+
+    @property
+    def block_samples(self) -> int:
+        """K, samples of a block."""
+        return self._block_samples
+
+    @property
     def under_way(self) -> dict[int, str]:
         """The blocks that are being fetched and the tier that each is expected from: lake or node."""
         return self._under_way
 
     def next_task(self, depth: int) -> Task | None:
-        """What a free thread does now: ready steps first, then blocks in order of need, then plans."""
+        """What a free thread does now: ready steps first, then cold samples, blocks in order of need, and plans."""
         self._admit(depth)
         if self._buildable:
             pending = self._buildable.popleft()
-            return BuildTask(pending=pending, views={block: self._held.view(block) for block in pending.plan.blocks})
+            near = {block: self._held.view(block) for block in pending.plan.blocks if block in self._held}
+            return BuildTask(pending=pending, views=near)
+        if self._cold:
+            return self._cold.popleft()
         if not self._plans and len(self._window) < depth and self._may_plan():
             return PlanTask()
         if self._wanted and (self._is_urgent(self._wanted[0]) or self._fits(0)):
@@ -106,7 +146,15 @@ class Schedule:
             return FetchTask(block=block)
         if len(self._plans) < _LOOKAHEAD_STEPS and self._may_plan():
             return PlanTask()
+        if self._num_warming < self._warmers and not self._wanted and self._fits(self._block_bytes):
+            self._num_warming += 1
+            return WarmTask()
         return None
+
+    def warmed(self, *, more: bool) -> None:
+        """The answer to a WarmTask; without `more` the epoch is through."""
+        self._num_warming -= 1
+        self._warmers = self._warmers if more else 0
 
     def planned(self, plans: Iterable[StepPlan]) -> None:
         """The answer to a PlanTask."""
@@ -136,6 +184,21 @@ class Schedule:
                 pending.lacks.discard(block)
                 if not pending.lacks:
                     self._buildable.append(pending)
+
+    def came_loose(self, task: ColdTask, samples: LooseSamples) -> None:
+        """The answer to a ColdTask. Without an answer the step waits for the block, as all others do."""
+        pending, block = task.pending, task.block
+        if block not in pending.lacks or pending.ready is not None:
+            return
+        pending.loose[block] = samples
+        self._loose.setdefault(block, []).append(samples)
+        pending.lacks.discard(block)
+        if not pending.lacks:
+            self._buildable.append(pending)
+
+    def take_loose(self, block: int) -> list[LooseSamples]:
+        """The samples of a block that were read alone and not yet compared with it."""
+        return self._loose.pop(block, [])
 
     def failed(self, block: int, error: Exception) -> None:
         """The other answer to a FetchTask: `failure_of` tells it to the steps that lack the block."""
@@ -169,8 +232,9 @@ class Schedule:
     def clear(self) -> None:
         """Lets all blocks go and forgets all steps."""
         self._held.clear()
-        for steps in (self._plans, self._window, self._buildable, self._wanted):
+        for steps in (self._plans, self._window, self._buildable, self._wanted, self._cold):
             steps.clear()
+        self._loose.clear()
 
     def _admit(self, depth: int) -> None:
         while len(self._window) < depth and self._plans and self._may_admit(self._plans[0]):
@@ -183,6 +247,9 @@ class Schedule:
             known = self._under_way.keys() | set(self._wanted)
             self._wanted.extend(block for block in plan.blocks if block in pending.lacks and block not in known)
             self._window.append(pending)
+            if self._cold_steps > 0:
+                self._cold_steps -= 1
+                self._cold.extend(ColdTask(pending=pending, block=block) for block in sorted(pending.lacks))
             if not pending.lacks:
                 self._buildable.append(pending)
 
@@ -208,4 +275,5 @@ class Schedule:
         return bool(self._window) and block in self._window[0].lacks
 
     def _fits(self, num_bytes: int) -> bool:
-        return self._held.make_room(num_bytes + sum(self._reserved.values()), self._cap_bytes)
+        coming_bytes = sum(self._reserved.values()) + self._num_warming * self._block_bytes
+        return self._held.make_room(num_bytes + coming_bytes, self._cap_bytes)

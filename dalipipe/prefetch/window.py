@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.contract import Cache
+from dalipipe.cache.contract import BlockView, Cache
 from dalipipe.errors import ClosedError, ConfigError, DalipipeError, PipelineError, PipelineTimeoutError
 from dalipipe.order.contract import Order
 from dalipipe.order.step import Step
 from dalipipe.prefetch.assemble import Assembler
+from dalipipe.prefetch.cold import SampleRanges
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
-from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task
+from dalipipe.prefetch.schedule import BuildTask, ColdTask, FetchTask, PendingStep, Schedule, Task, WarmTask
+from dalipipe.prefetch.warm import EpochWarmer
 from dalipipe.shards.manifest import Manifest
+from dalipipe.storage.store import Store
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
@@ -51,6 +54,8 @@ class WindowPrefetcher:
         config: PrefetchConfig,
         block_bytes: Callable[[int], int],
         recorder: Recorder,
+        aside: SampleRanges | None = None,
+        warmer: EpochWarmer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._planner = planner
@@ -60,6 +65,8 @@ class WindowPrefetcher:
         self._controller = DepthController(config.depth)
         self._timeout_s = config.timeout_s
         self._block_bytes = block_bytes
+        self._aside = aside
+        self._warmer = warmer
         self._recorder = recorder
         recorder.gauge("prefetch_depth", lambda: self.depth)
         self._clock = clock
@@ -80,6 +87,12 @@ class WindowPrefetcher:
     def depth(self) -> int:
         """Steps that are kept ready or under way just now."""
         return self._controller.depth
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of blocks that this process holds in memory just now; `prefetch.memory_cap` bounds them."""
+        with self._lock:
+            return self._schedule.resident_bytes
 
     def is_full(self) -> bool:
         """Whether all steps of the window lie ready, so that only the consumer is waited for."""
@@ -185,6 +198,10 @@ class WindowPrefetcher:
                     self._build(task)
                 elif isinstance(task, FetchTask):
                     self._fetch(task.block)
+                elif isinstance(task, ColdTask):
+                    self._read_cold(task)
+                elif isinstance(task, WarmTask):
+                    self._warm()
                 else:
                     self._plan()
         except Exception as error:  # noqa: BLE001 - whatever ended the thread is raised by `next`
@@ -207,6 +224,9 @@ class WindowPrefetcher:
         plans = self._planner.next_window()
         with self._lock:
             if not self._closed:
+                if plans[0].blocks:
+                    period = self._schedule.block_samples * len(plans[0].blocks) // max(1, len(plans[0].ids))
+                    self._controller.expect(period)
                 self._schedule.planned(plans)
                 self._work.notify_all()
 
@@ -216,7 +236,10 @@ class WindowPrefetcher:
             tier = "node" if self._cache.contains(block) else "lake"
             if not self._reserve(block, num_bytes, tier):
                 return
+            began_s = self._clock()
             view = self._cache.get(block)
+            fetched_s = self._clock() - began_s
+            self._check_loose(block, view)
         except Exception as error:  # noqa: BLE001 - raised by `next` for the step that needs the block
             with self._lock:
                 self._schedule.failed(block, error)
@@ -226,9 +249,35 @@ class WindowPrefetcher:
             if self._closed:
                 view.release()
                 return
+            if view.tier == "lake":
+                self._controller.fetched(fetched_s)
             self._schedule.arrived(block, view)
             self._work.notify_all()
             self._ready.notify_all()  # what the next step lacks may be another thing now
+
+    def _check_loose(self, block: int, view: BlockView) -> None:
+        """What was read alone before its block came is compared with it."""
+        with self._lock:
+            loose = self._schedule.take_loose(block)
+        for samples in loose:
+            assert self._aside is not None
+            self._aside.check(block, view.memory, samples)
+
+    def _read_cold(self, task: ColdTask) -> None:
+        assert self._aside is not None
+        samples = None if self._cache.contains(task.block) else self._aside.read(task.pending.plan, task.block)
+        if samples is not None:
+            with self._lock:
+                if not self._closed:
+                    self._schedule.came_loose(task, samples)
+                    self._work.notify_all()
+
+    def _warm(self) -> None:
+        assert self._warmer is not None
+        more = self._warmer.bring_one(self._cache)
+        with self._lock:
+            self._schedule.warmed(more=more)
+            self._work.notify()
 
     def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
         """Waits for room; False when the prefetcher was closed meanwhile."""
@@ -243,7 +292,8 @@ class WindowPrefetcher:
 
     def _build(self, task: BuildTask) -> None:
         try:
-            step = self._assembler.build(task.pending.plan, task.views, self._release_once(task.pending))
+            pending = task.pending
+            step = self._assembler.build(pending.plan, task.views, pending.loose, self._release_once(pending))
         except ClosedError:
             # `close` let the views go while they were cut; `next` says so.
             return
@@ -276,6 +326,8 @@ def open_prefetcher(
     fields: Sequence[str],
     config: PrefetchConfig,
     recorder: Recorder,
+    store: Store | None = None,
+    keeps: Callable[[int], bool] | None = None,
 ) -> WindowPrefetcher:
     """Starts to prefetch the steps of one rank from `start` = (epoch, step) on, over epochs without end.
 
@@ -283,30 +335,38 @@ def open_prefetcher(
         orders: gives the order of an epoch.
         slots: int64 [b]: the columns of the global batch that this rank loads.
         fields: the fields of a sample that go into `Step.fields`.
+        store: where samples can be read alone, so that the first step need not wait for whole blocks; not without.
+        keeps: whether the node keeps a block; needed by `prefetch.whole_epoch`.
 
     Raises:
         ConfigError: a value of `config` can never work, or the data set has no such field.
     """
     if config.threads < 1:
         raise ConfigError(f"prefetch.threads={config.threads} must be at least 1")
+    if config.cold_steps < 0:
+        raise ConfigError(f"prefetch.cold_steps={config.cold_steps} must be at least 0")
     if not config.timeout_s > 0:
         raise ConfigError(f"prefetch.timeout_s={config.timeout_s} must be above 0")
     known = [field.name for field in manifest.fields]
     unknown = [name for name in fields if name not in known]
     if unknown:
         raise ConfigError(f"data.fields names {unknown}, which this data set lacks; it has {', '.join(known)}")
+    if config.whole_epoch and keeps is None:
+        raise ConfigError("prefetch.whole_epoch=true brings blocks to a cache that keeps them; there is none")
     return WindowPrefetcher(
         StepPlanner(orders, start, slots, manifest.block_of),
         Assembler(manifest, cache, fields, recorder),
         cache,
-        _open_schedule(config, manifest),
+        _open_schedule(config, manifest, can_read_samples=store is not None),
         config=config,
         block_bytes=manifest.block_bytes,
         recorder=recorder,
+        aside=None if store is None else SampleRanges(manifest, store, fields, recorder),
+        warmer=EpochWarmer(orders, start, slots, keeps) if config.whole_epoch and keeps is not None else None,
     )
 
 
-def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
+def _open_schedule(config: PrefetchConfig, manifest: Manifest, *, can_read_samples: bool) -> Schedule:
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cap_bytes = parse_capacity(config.memory_cap, host_bytes, "prefetch.memory_cap")
     mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
@@ -315,4 +375,10 @@ def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
             f"prefetch.memory_cap={config.memory_cap!r} ({format_bytes(cap_bytes)}) does not hold one block of this "
             f"data set, {format_bytes(mean_bytes)} on average; give at least {mean_bytes} bytes"
         )
-    return Schedule(cap_bytes=cap_bytes, block_bytes=mean_bytes, block_samples=manifest.block_samples)
+    return Schedule(
+        cap_bytes=cap_bytes,
+        block_bytes=mean_bytes,
+        block_samples=manifest.block_samples,
+        cold_steps=config.cold_steps if can_read_samples else 0,
+        warmers=max(1, config.threads // 2) if config.whole_epoch else 0,
+    )

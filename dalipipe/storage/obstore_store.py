@@ -189,13 +189,15 @@ class ObstoreStore:
     def _part(self, key: str, start: int, stop: int) -> _Part:
         """The checked bytes of [start, stop), one request; a short answer is asked for once more."""
         shown = object_url(self._shown, key)
+        action, found = f"read {shown}", 0
         for _ in range(2):
             answer = self._ask(
-                lambda client: _get_part(client, key, start, stop), f"read {shown}", num_bytes=stop - start, hedge=True
+                lambda client: _get_part(client, key, start, stop), action, num_bytes=stop - start, hedge=True
             )
             if isinstance(answer, _Part):
                 return answer
-        raise short_answer(shown, start, stop, answer)
+            found = answer
+        raise short_answer(shown, start, stop, found)
 
     def _read_to_end(self, key: str, start: int) -> memoryview:
         """One request for a small object; the first answer tells the size of a large one, and its version."""

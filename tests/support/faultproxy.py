@@ -8,14 +8,17 @@ which keeps S3 signatures valid.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 _CHUNK_BYTES = 64 << 10
 
@@ -213,6 +216,33 @@ class FaultProxy:
         self._free_at_s = max(now_s, self._free_at_s) + num_bytes / self.rate
         if self._free_at_s - now_s > 0.002:
             await asyncio.sleep(self._free_at_s - now_s)
+
+
+class FolderServer(FaultProxy):
+    """The same faults without a server behind: files of a folder, by range, as an object store would answer."""
+
+    def __init__(self, folder: Path, *, latency_s: float = 0.0, rate: float = 0.0) -> None:
+        self._folder = folder
+        super().__init__("http://folder", latency_s=latency_s, rate=rate)
+
+    async def _forward(self, head: bytes, body: bytes, method: str) -> tuple[bytes, bytes]:
+        _, target, headers = _parse_head(head)
+        path = self._folder / unquote(urlsplit(target).path).lstrip("/")
+        if not path.is_file():
+            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b""
+        size = path.stat().st_size
+        status, start, stop, extra = "200 OK", 0, size, ""
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", "")):
+            start, stop = int(wanted[1]), min(int(wanted[2] or size) + 1, size)
+            status, extra = "206 Partial Content", f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n"
+        answer = (
+            f'HTTP/1.1 {status}\r\nContent-Length: {stop - start}\r\n{extra}ETag: "{size:x}"\r\n'
+            "Accept-Ranges: bytes\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
+        )
+        if method == "HEAD":
+            return answer.encode(), b""
+        with path.open("rb") as file:
+            return answer.encode(), os.pread(file.fileno(), stop - start, start)
 
 
 @contextmanager
