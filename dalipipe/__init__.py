@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from dalipipe.build import LoadConfig, Loader
     from dalipipe.cli.load import load
     from dalipipe.shards.manifest import Manifest
+    from dalipipe.telemetry.phases import step
     from dalipipe.world import World, detect_world
 
-__all__ = ["LoadConfig", "Loader", "Manifest", "World", "detect_world", "errors", "load"]
+__all__ = ["LoadConfig", "Loader", "Manifest", "World", "detect_world", "errors", "load", "step"]
 
 _HOME = {
     "LoadConfig": "dalipipe.build",
@@ -28,6 +29,7 @@ _HOME = {
     "World": "dalipipe.world",
     "detect_world": "dalipipe.world",
     "load": "dalipipe.cli.load",
+    "step": "dalipipe.telemetry.phases",
 }
 
 
