@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +16,19 @@ from dalipipe.loader.loader import Loader as _Loader
 from dalipipe.metrics.config import CostConfig, MetricsConfig
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.shards.config import DataConfig
+from dalipipe.shards.config import DataConfig, repeats_by_source, source_urls
 from dalipipe.storage.store import StorageConfig, Store
 from dalipipe.telemetry import Recorder
 from dalipipe.world import World, detect_world
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dalipipe.cache.open import Readers
     from dalipipe.cache.warm import WarmReport
     from dalipipe.graphs.contract import BatchSource
     from dalipipe.loader.publish import Published, StatePublisher
-    from dalipipe.order.epoch import EpochOrder
+    from dalipipe.order.repeat import Extra, Repeat
     from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.manifest import Manifest
 
@@ -79,27 +79,26 @@ class Loader(_Loader):
         check_config(cfg.graph, cfg.quarantine, cfg.data.fields, cfg.prefetch.queue_depth)
         device = _device(cfg.device, world)
         recorder = Recorder()
-        store, manifest = open_dataset(cfg, recorder)
-        _check_fields(cfg.data, manifest)
+        store, manifest, parts = open_dataset(cfg, recorder)
+        _check_fields(cfg.data, parts)
         resumed = find_state(cfg)
         from dalipipe.cache.open import open_cache
         from dalipipe.coordination.static import StaticCoordinator
+        from dalipipe.order.recipe import orders
 
         coordinator = StaticCoordinator(world, replicas=cfg.loader.replicas)
         batch_size, global_batch_size = _batch_sizes(cfg.loader, world)
         slots = coordinator.slots(global_batch_size)
 
-        @lru_cache(maxsize=4)
-        def order(epoch: int) -> EpochOrder:
-            from dalipipe.order.epoch import epoch_order
-
-            return epoch_order(
-                manifest.shape,
-                epoch=epoch,
-                batch_size=global_batch_size,
-                shuffle=cfg.shuffle,
-                last_batch=cfg.loader.last_batch,
-            )
+        order = orders(
+            manifest.shapes,
+            batch_size=global_batch_size,
+            shuffle=cfg.shuffle,
+            last_batch=cfg.loader.last_batch,
+            mix=cfg.data.mix,
+            repeats=find_repeats(cfg.data, parts),
+            epoch_samples=cfg.loader.epoch_samples,
+        )
 
         readers = cache_readers(order(0).signature, world, replicas=cfg.loader.replicas)
         cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
@@ -184,19 +183,70 @@ class Loader(_Loader):
             self.own(observer)
 
 
-def open_dataset(cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest]:
-    """Opens the store of `data.url` and its manifest, with shard indices kept on the node."""
+def open_dataset(cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest, dict[str, Manifest]]:
+    """Opens the store and the manifest that the data are read through, and the manifest of each set of a mix.
+
+    Shard indices are kept on the node, with those of whoever reads the same set alone.
+    """
+    from dalipipe.shards.union import join_manifests
+    from dalipipe.storage.union import UnionStore
+
+    stores: dict[str, Store] = {}
+    parts: dict[str, Manifest] = {}
+    try:
+        for name, url in source_urls(cfg.data).items():
+            stores[name], parts[name] = _open_part(replace(cfg.data, url=url), cfg, recorder)
+        if not cfg.data.mix:
+            return stores[""], parts[""], parts
+
+        def read_index(name: str) -> bytes | memoryview:
+            part = max((part for part in parts if name.startswith(f"{part}/")), key=len)
+            return parts[part].read_index(name[len(part) + 1 :])
+
+        return UnionStore(stores), join_manifests(parts, read_index), parts
+    except BaseException:
+        for store in stores.values():
+            store.close()
+        raise
+
+
+def _open_part(data: DataConfig, cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest]:
     from dalipipe.cache.indices import NodeIndices
     from dalipipe.cache.measured import MeasuredStore
     from dalipipe.shards.manifest import Manifest
 
-    store = MeasuredStore(_open_store(cfg.data, cfg.storage, recorder), recorder)
+    store = MeasuredStore(_open_store(data, cfg.storage, recorder), recorder)
 
     def read_index(name: str) -> bytes | memoryview:
         return NodeIndices(Path(cfg.cache.dir, manifest.identity, "indices"), store, recorder).read(name)
 
     manifest = Manifest.open(store.read, read_index)
     return store, manifest
+
+
+def find_repeats(data: DataConfig, parts: Mapping[str, Manifest]) -> dict[str, list[Repeat | Extra]]:
+    """What `data.repeat` names, by set, as blocks and samples.
+
+    Raises:
+        ConfigError: a name is unknown or ambiguous, or a class is to come less often than once.
+    """
+    from dalipipe.order.repeat import Extra, Repeat
+    from dalipipe.shards.selection import select
+
+    found: dict[str, list[Repeat | Extra]] = {}
+    for part, factors in repeats_by_source(data).items():
+        for name, factor in factors.items():
+            chosen = select(parts[part], name)
+            own = found.setdefault(part, [])
+            own += [Repeat(start=start, stop=stop, factor=factor) for start, stop in chosen.blocks]
+            if chosen.samples is not None:
+                if factor < 1:
+                    raise ConfigError(
+                        f"data.repeat.{name}={factor}: a class can come more often, not less: its samples share blocks "
+                        "with others; leave it out when packing, or name shards"
+                    )
+                own.append(Extra(ids=chosen.samples, copies=factor - 1))
+    return found
 
 
 def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Manifest]:
@@ -220,7 +270,7 @@ def cache_readers(signature: OrderSignature, world: World, *, replicas: int = 1)
         node_share=share,
         local_ranks=world.local_world_size,
         working_blocks=max(1, round(num_open * share)),
-        uneven=signature.recipe.startswith("repeat"),
+        uneven=signature.recipe.startswith(("repeat", "mix")),
     )
 
 
@@ -246,7 +296,7 @@ def warm_cache(
     cfg = LoadConfig(data=data, storage=storage, cache=cache)
     _check(cfg)
     recorder = Recorder()
-    store, manifest = open_dataset(cfg, recorder)
+    store, manifest, _ = open_dataset(cfg, recorder)
     with closing(store), closing(open_cache(manifest, store, cache, recorder, pool=open_pool(cfg))) as opened:
         return warm(opened, manifest, threads=threads, progress=progress)
 
@@ -307,11 +357,13 @@ def _check(cfg: LoadConfig) -> None:
         raise ConfigError("cache.dir is required: a folder on the node's fastest disk")
 
 
-def _check_fields(data: DataConfig, manifest: Manifest) -> None:
-    known = [item.name for item in manifest.fields]
-    missing = [name for name in data.fields if name not in known]
-    if missing:
-        raise ConfigError(f"data.fields: {', '.join(missing)} not in the data set, which has {', '.join(known)}")
+def _check_fields(data: DataConfig, parts: Mapping[str, Manifest]) -> None:
+    for part, manifest in parts.items():
+        known = [item.name for item in manifest.fields]
+        missing = [name for name in data.fields if name not in known]
+        if missing:
+            which = f"the data set {part!r} of the mix" if part else "the data set"
+            raise ConfigError(f"data.fields: {', '.join(missing)} not in {which}, which has {', '.join(known)}")
 
 
 def _batch_sizes(config: LoaderConfig, world: World) -> tuple[int, int]:

@@ -160,7 +160,8 @@ def mixed_order(
     )
     parts = [f"{name}={counts[name]}:K{own.block_samples}:P{own.window_blocks}" for name, own in signatures.items()]
     parts += [f"{name}:repeat {describe(own)}" for name, own in repeats.items()]
-    signature = replace(first, recipe=short_recipe(f"mix {' '.join(parts)} epoch_samples={epoch_samples}"))
+    kind = "mix" if len(shapes) > 1 else "repeat" if repeats else "stream"
+    signature = replace(first, recipe=short_recipe(f"{kind} {' '.join(parts)} epoch_samples={epoch_samples}"))
     return EpochOrder(sequence, epoch=epoch, num_steps=num_steps, signature=signature)
 
 

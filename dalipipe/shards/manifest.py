@@ -205,6 +205,10 @@ class Manifest:
         """What the two files of the manifest say."""
         return self._header, self._shards
 
+    def read_index(self, name: str) -> bytes | memoryview:
+        """The bytes of the index `name`, from wherever this manifest reads them."""
+        return self._read_index(name)
+
     def block_of(self, ids: Ints) -> Ints:
         """The block of each sample (int64, any shape)."""
         return self._grid.block_of(ids)
