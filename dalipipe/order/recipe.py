@@ -41,8 +41,8 @@ def orders(
     if mix or epoch_samples is not None:
         if last_batch != "drop":
             raise ConfigError(
-                f"loader.last_batch={last_batch}: data that run on without end (data.mix, loader.epoch_samples) have no "
-                "last samples that fill no step; set loader.last_batch=drop"
+                f"loader.last_batch={last_batch}: data that run on without end (data.mix, loader.epoch_samples) have "
+                "no last samples that fill no step; set loader.last_batch=drop"
             )
         weights = mix or dict.fromkeys(shapes, 1.0)
 

@@ -70,11 +70,11 @@ class Expansion:
             ConfigError: ranges overlap or leave the data set, a factor is negative, or nothing is left.
         """
         extras = [part for part in repeats if isinstance(part, Extra)]
-        repeats = [part for part in repeats if isinstance(part, Repeat)]
+        ranges = [part for part in repeats if isinstance(part, Repeat)]
         self._block_samples = shape.block_samples
         self._num_whole = shape.num_samples // shape.block_samples
         self._num_short = shape.num_samples % shape.block_samples
-        ranges = _cover(shape.num_blocks, repeats)
+        ranges = _cover(shape.num_blocks, ranges)
         self._begin = np.array([part.start for part in ranges], dtype=np.int64)
         stop = np.array([min(part.stop, self._num_whole) for part in ranges], dtype=np.int64)
         self._size = np.maximum(stop - self._begin, 0)

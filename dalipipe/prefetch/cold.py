@@ -63,7 +63,7 @@ class SampleRanges:
 
     def _read(self, plan: StepPlan, block: int) -> LooseSamples | None:
         with self._recorder.span(Stage.INDEX):
-            ids = np.unique(plan.ids[plan.ids // self._manifest.block_samples == block])
+            ids = np.unique(plan.ids[self._manifest.block_of(plan.ids) == block])
             located = self._manifest.locate(ids)
             spans = {
                 (offset, offset + size)

@@ -17,8 +17,8 @@ class DataConfig:
     fields: list[str] = field(default_factory=lambda: ["image", "label"])
     """The fields of a sample that are read into a batch; `id` always comes along."""
     mix: dict[str, float] = field(default_factory=dict)
-    """Data sets that are read together, with the weight of each: `{photos: 0.7, drawings: 0.3}`. Ids count on from set to
-    set in this order. A name is looked up in `sources`, else it is a URL or a folder below `url`."""
+    """Data sets that are read together, with the weight of each: `{photos: 0.7, drawings: 0.3}`. Ids count on from
+    set to set in this order. A name is looked up in `sources`, else it is a URL or a folder below `url`."""
     sources: dict[str, str] = field(default_factory=dict)
     """URLs of sets of the mix, by name."""
     repeat: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,8 @@ def repeats_by_source(data: DataConfig) -> dict[str, dict[str, float]]:
             sets = [one for one in data.mix if key.startswith(f"{one}/")]
             if not sets:
                 raise ConfigError(
-                    f"data.repeat.{key}: in a mix the name begins with that of the set, such as {next(iter(data.mix))}/{key}"
+                    f"data.repeat.{key}: in a mix the name begins with that of the set, such as "
+                    f"{next(iter(data.mix))}/{key}"
                 )
             name = max(sets, key=len)
             own = key[len(name) + 1 :]
