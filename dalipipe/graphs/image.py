@@ -106,9 +106,11 @@ def build_pipeline(
     device_id: int | None,
     hint: SizeHint = None,
 ) -> tuple[Any, tuple[str, ...]]:
-    """The DALI pipeline of `graph`, not yet built, and the names of its outputs. `feed` gives the inputs of one batch a
-    call, those of `input_names`: image as b uint8 arrays, start and shape as int32 [b, 2], roi_start and roi_end as
-    float32 [b, 2], mirror as int32 [b], draws as float32 [b, d], the rest as in `plan_strengths`.
+    """The DALI pipeline of `graph`, not yet built, and the names of its first outputs.
+
+    `feed` gives the inputs of one batch a call, those of `input_names`: image as b uint8 arrays, start and shape as
+    int32 [b, 2], roi_start and roi_end as float32 [b, 2], mirror as int32 [b], draws as float32 [b, d], the rest as in
+    `plan_strengths`.
 
     Only the default execution model survives a bad image and hands out buffers that it never touches again.
 
@@ -120,9 +122,10 @@ def build_pipeline(
         inputs = _inputs(feed, input_names(graph, backend), graph)
         if is_custom(graph.name):
             outputs = _custom(inputs, graph, backend)
+            unused = [inputs["draws"]]  # an input that no output needs makes DALI warn
         else:
-            outputs = {"image": GRAPHS[graph.name](inputs, graph, backend, hint)}
-        pipeline.set_outputs(*outputs.values())
+            outputs, unused = {"image": GRAPHS[graph.name](inputs, graph, backend, hint)}, []
+        pipeline.set_outputs(*outputs.values(), *unused)
     return pipeline, tuple(outputs)
 
 

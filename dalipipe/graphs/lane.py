@@ -59,7 +59,7 @@ class Lane:
 
             stream = torch.cuda.current_stream(self._device_id)
         self._demand = 1
-        return dict(zip(self._outputs, self._pipeline.run(stream), strict=True))
+        return dict(zip(self._outputs, self._pipeline.run(stream), strict=False))
 
     def close(self) -> None:
         """Ends DALI's threads and drops all inputs. Idempotent."""
