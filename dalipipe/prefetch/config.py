@@ -13,9 +13,10 @@ class PrefetchConfig:
     """Steps whose blocks are fetched ahead. `auto` follows the data's order, the lake's latency and the stalls."""
     whole_epoch: bool = False
     """Threads with nothing nearer to do bring the rest of the epoch to the node's cache, as far as it keeps blocks."""
-    cold_steps: int = 3
-    """At the start, so many steps read their samples alone where blocks are not near, as whole blocks take longer."""
-    threads: int = 16
+    cold_steps: int | str = "auto"
+    """At the start, so many steps may read their samples alone where blocks are not near, as whole blocks take longer;
+    `auto`: until the blocks that the first step touches are used up. 0 never does."""
+    threads: int = 32
     """Threads that fetch blocks; they wait for the lake and for the disk, not for the CPU."""
     memory_cap: int | float | str = "4GiB"
     """Hard cap on the bytes of fetched blocks that this process holds in memory (streamed blocks)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from dalipipe.cache.contract import BlockView
 from dalipipe.order.step import Step
@@ -15,18 +16,21 @@ from dalipipe.prefetch.plan import StepPlan
 
 # Steps planned beyond the window, so that a block's next use is known when its step leaves.
 _LOOKAHEAD_STEPS = 32
+# Of the steps at the head of the window so many have their samples read alone: the others may see their blocks come.
+_COLD_REACH = 2
 
 
 class PendingStep:
     """A step in the window. `lacks`: its blocks that are not near yet; `loose`: its samples of such blocks that were
-    read alone; `ready`: the step once it is assembled.
+    read alone; `is_cold`: whether that may still be begun; `ready`: the step once it is assembled.
     """
 
-    __slots__ = ("lacks", "loose", "plan", "ready")
+    __slots__ = ("is_cold", "lacks", "loose", "plan", "ready")
 
-    def __init__(self, plan: StepPlan, lacks: set[int]) -> None:
+    def __init__(self, plan: StepPlan, lacks: set[int], *, is_cold: bool) -> None:
         self.plan = plan
         self.lacks = lacks
+        self.is_cold = is_cold
         self.loose: dict[int, LooseSamples] = {}
         self.ready: Step | None = None
 
@@ -82,12 +86,12 @@ class Schedule:
             is fetched whatever the cap says: one step always fits.
         block_bytes: what a block takes before its size is known: the mean.
         block_samples: K, samples of a block.
-        cold_steps: the first so many steps may have their samples read alone.
-        warmers: threads that may bring blocks from beyond the window at once.
+        spare_threads: so many threads at most read samples alone, or blocks from beyond the window.
+        warms: whether blocks from beyond the window are brought at all.
     """
 
     def __init__(
-        self, *, cap_bytes: int, block_bytes: int, block_samples: int, cold_steps: int = 0, warmers: int = 0
+        self, *, cap_bytes: int, block_bytes: int, block_samples: int, spare_threads: int = 1, warms: bool = False
     ) -> None:
         self._cap_bytes = cap_bytes
         self._block_bytes = block_bytes
@@ -99,9 +103,11 @@ class Schedule:
         self._window: deque[PendingStep] = deque()
         self._buildable: deque[PendingStep] = deque()
         self._wanted: deque[int] = deque()
-        self._warmers = warmers
+        self._spare_threads = spare_threads
+        self._warms = warms
         self._num_warming = 0
-        self._cold_steps = cold_steps
+        self._num_cold = 0
+        self.cold_steps = 0
         self._cold: deque[ColdTask] = deque()
         self._loose: dict[int, list[LooseSamples]] = {}
         self._under_way: dict[int, str] = {}
@@ -109,10 +115,18 @@ class Schedule:
         self._failed: dict[int, Exception] = {}
         self._epoch = -1
 
+    cold_steps: int
+    """Steps still to come into the window whose samples may be read alone."""
+
     @property
     def head(self) -> PendingStep | None:
         """The step that is handed out next; None before the first plan."""
         return self._window[0] if self._window else None
+
+    @property
+    def num_planned(self) -> int:
+        """Steps that were planned so far."""
+        return self._num_announced
 
     @property
     def resident_bytes(self) -> int:
@@ -136,8 +150,9 @@ class Schedule:
             pending = self._buildable.popleft()
             near = {block: self._held.view(block) for block in pending.plan.blocks if block in self._held}
             return BuildTask(pending=pending, views=near)
-        if self._cold:
-            return self._cold.popleft()
+        if self._num_cold < self._spare_threads and (cold := self._next_cold()) is not None:
+            self._num_cold += 1
+            return cold
         if not self._plans and len(self._window) < depth and self._may_plan():
             return PlanTask()
         if self._wanted and (self._is_urgent(self._wanted[0]) or self._fits(0)):
@@ -146,7 +161,12 @@ class Schedule:
             return FetchTask(block=block)
         if len(self._plans) < _LOOKAHEAD_STEPS and self._may_plan():
             return PlanTask()
-        if self._num_warming < self._warmers and not self._wanted and self._fits(self._block_bytes):
+        if (
+            self._warms
+            and self._num_warming < self._spare_threads
+            and not self._wanted
+            and self._fits(self._block_bytes)
+        ):
             self._num_warming += 1
             return WarmTask()
         return None
@@ -154,7 +174,7 @@ class Schedule:
     def warmed(self, *, more: bool) -> None:
         """The answer to a WarmTask; without `more` the epoch is through."""
         self._num_warming -= 1
-        self._warmers = self._warmers if more else 0
+        self._warms = self._warms and more
 
     def planned(self, plans: Iterable[StepPlan]) -> None:
         """The answer to a PlanTask."""
@@ -185,10 +205,11 @@ class Schedule:
                 if not pending.lacks:
                     self._buildable.append(pending)
 
-    def came_loose(self, task: ColdTask, samples: LooseSamples) -> None:
-        """The answer to a ColdTask. Without an answer the step waits for the block, as all others do."""
+    def came_loose(self, task: ColdTask, samples: LooseSamples | None) -> None:
+        """The answer to a ColdTask; with None the step waits for the block, as all others do."""
+        self._num_cold -= 1
         pending, block = task.pending, task.block
-        if block not in pending.lacks or pending.ready is not None:
+        if samples is None or block not in pending.lacks or pending.ready is not None:
             return
         pending.loose[block] = samples
         self._loose.setdefault(block, []).append(samples)
@@ -243,15 +264,26 @@ class Schedule:
                 self._held.end_epoch()
                 self._epoch = plan.order.epoch
             self._held.use(plan.blocks)
-            pending = PendingStep(plan, {block for block in plan.blocks if block not in self._held})
+            lacks = {block for block in plan.blocks if block not in self._held}
+            pending = PendingStep(plan, lacks, is_cold=self.cold_steps > 0)
+            self.cold_steps -= 1
             known = self._under_way.keys() | set(self._wanted)
             self._wanted.extend(block for block in plan.blocks if block in pending.lacks and block not in known)
             self._window.append(pending)
-            if self._cold_steps > 0:
-                self._cold_steps -= 1
-                self._cold.extend(ColdTask(pending=pending, block=block) for block in sorted(pending.lacks))
             if not pending.lacks:
                 self._buildable.append(pending)
+
+    def _next_cold(self) -> ColdTask | None:
+        """A block that one of the next steps lacks, as long as the run is cold."""
+        for pending in islice(self._window, _COLD_REACH):
+            if pending.is_cold:
+                pending.is_cold = False
+                self._cold.extend(ColdTask(pending=pending, block=block) for block in sorted(pending.lacks))
+        while self._cold:
+            task = self._cold.popleft()
+            if task.block in task.pending.lacks:
+                return task
+        return None
 
     def _end_fetch(self, block: int) -> None:
         self._under_way.pop(block, None)

@@ -55,6 +55,7 @@ class WindowPrefetcher:
         block_bytes: Callable[[int], int],
         recorder: Recorder,
         aside: SampleRanges | None = None,
+        cold_steps: int | None = None,
         warmer: EpochWarmer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -66,6 +67,7 @@ class WindowPrefetcher:
         self._timeout_s = config.timeout_s
         self._block_bytes = block_bytes
         self._aside = aside
+        self._cold_steps = cold_steps
         self._warmer = warmer
         self._recorder = recorder
         recorder.gauge("prefetch_depth", lambda: self.depth)
@@ -227,6 +229,9 @@ class WindowPrefetcher:
                 if plans[0].blocks:
                     period = self._schedule.block_samples * len(plans[0].blocks) // max(1, len(plans[0].ids))
                     self._controller.expect(period)
+                    if self._aside is not None and not self._schedule.num_planned:
+                        # Until the first lump of blocks has come.
+                        self._schedule.cold_steps = max(1, period) if self._cold_steps is None else self._cold_steps
                 self._schedule.planned(plans)
                 self._work.notify_all()
 
@@ -266,11 +271,10 @@ class WindowPrefetcher:
     def _read_cold(self, task: ColdTask) -> None:
         assert self._aside is not None
         samples = None if self._cache.contains(task.block) else self._aside.read(task.pending.plan, task.block)
-        if samples is not None:
-            with self._lock:
-                if not self._closed:
-                    self._schedule.came_loose(task, samples)
-                    self._work.notify_all()
+        with self._lock:
+            if not self._closed:
+                self._schedule.came_loose(task, samples)
+                self._work.notify_all()
 
     def _warm(self) -> None:
         assert self._warmer is not None
@@ -343,8 +347,7 @@ def open_prefetcher(
     """
     if config.threads < 1:
         raise ConfigError(f"prefetch.threads={config.threads} must be at least 1")
-    if config.cold_steps < 0:
-        raise ConfigError(f"prefetch.cold_steps={config.cold_steps} must be at least 0")
+    cold_steps = _cold_steps(config.cold_steps)
     if not config.timeout_s > 0:
         raise ConfigError(f"prefetch.timeout_s={config.timeout_s} must be above 0")
     known = [field.name for field in manifest.fields]
@@ -357,16 +360,30 @@ def open_prefetcher(
         StepPlanner(orders, start, slots, manifest.block_of),
         Assembler(manifest, cache, fields, recorder),
         cache,
-        _open_schedule(config, manifest, can_read_samples=store is not None),
+        _open_schedule(config, manifest),
         config=config,
         block_bytes=manifest.block_bytes,
         recorder=recorder,
-        aside=None if store is None else SampleRanges(manifest, store, fields, recorder),
+        aside=None if store is None or cold_steps == 0 else SampleRanges(manifest, store, fields, recorder),
+        cold_steps=cold_steps,
         warmer=EpochWarmer(orders, start, slots, keeps) if config.whole_epoch and keeps is not None else None,
     )
 
 
-def _open_schedule(config: PrefetchConfig, manifest: Manifest, *, can_read_samples: bool) -> Schedule:
+def _cold_steps(value: int | str) -> int | None:
+    """`prefetch.cold_steps` as a number; None for `auto`."""
+    if value == "auto":
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"prefetch.cold_steps={value!r} must be auto or a number of steps from 0")
+    return number
+
+
+def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cap_bytes = parse_capacity(config.memory_cap, host_bytes, "prefetch.memory_cap")
     mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
@@ -379,6 +396,6 @@ def _open_schedule(config: PrefetchConfig, manifest: Manifest, *, can_read_sampl
         cap_bytes=cap_bytes,
         block_bytes=mean_bytes,
         block_samples=manifest.block_samples,
-        cold_steps=config.cold_steps if can_read_samples else 0,
-        warmers=max(1, config.threads // 2) if config.whole_epoch else 0,
+        spare_threads=max(1, config.threads // 2),
+        warms=config.whole_epoch,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_START = 8
+_START = 32
 _MIN_WINDOW = 16
 _MIN_WINDOW_S = 0.25
 _LATENCY_RISE = 1.5

@@ -21,7 +21,7 @@ class ObjectInfo:
 class StorageConfig:
     """How stores are reached (`storage.*`)."""
 
-    concurrency: int = 32
+    concurrency: int = 64
     """Requests in flight at once in this process, at most; how many there are follows the store's latency."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 10.0

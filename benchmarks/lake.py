@@ -1,0 +1,407 @@
+"""Does training wait for the lake, whatever the lake does?
+
+    python benchmarks/lake.py [--quick] [--part link,memory,tail,slow,storm,cold] [--images N] [--plot FILE.svg]
+
+All parts read one data set of JPEGs (about 110 kB each) that is made and packed first. The lake is a web server of this
+machine in a process of its own, with 30 ms latency and 100 MB/s unless said. The accelerator is emulated: a sleep a
+step, so that AU (accelerator utilisation) = compute time / wall time after the first step. Server, decoder and
+everything else on the machine share its cores: compare figures of one run.
+
+    link    T1 training (crop, flip, normalise) at a step that the CPU can feed: AU in epochs 1 and 2.
+    memory  T1 at a step that the CPU can just not feed: AU in epoch 1 from the lake against the data in memory.
+    tail    lognormal latency and 0.2 % Pareto: AU and the longest wait with and without hedges, depth 2 and auto.
+    slow    every request is slow: hedges fall to about none.
+    storm   the lake slows 5x in the middle and recovers: depth and memory over time, as a plot with --plot.
+    cold    seconds to the first batch from a real S3 server, with and without samples read alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dalipipe.cache.config import CacheConfig
+from dalipipe.cache.open import open_cache
+from dalipipe.order.config import ShuffleConfig
+from dalipipe.order.epoch import epoch_order
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.run import pack
+from dalipipe.prefetch.config import PrefetchConfig
+from dalipipe.prefetch.window import open_prefetcher
+from dalipipe.shards.manifest import Manifest
+from dalipipe.storage import StorageConfig, open_store
+from dalipipe.telemetry import Recorder
+from tests.support.faultproxy import Fault, FolderServer, Request, heavy_tail
+from tests.support.images import jpeg_bytes
+
+BATCH_SIZE = 64
+LATENCY_S, RATE = 0.030, 100e6
+_UNIQUE = 96
+
+
+def make_data(root: Path, num_images: int) -> Path:
+    """Packs `num_images` JPEGs (few different ones, under many names) into shards of 64 MiB; returns their folder."""
+    pictures = [jpeg_bytes(seed, height=375, width=500, quality=95) for seed in range(_UNIQUE)]
+    lake = root / "lake" / "0"
+    lake.mkdir(parents=True)
+    for i in range(num_images):
+        (lake / f"{i:06d}.jpg").write_bytes(pictures[i % _UNIQUE])
+    pack(str(root / "lake"), str(root / "set"), PackConfig(shard_bytes="64MiB", workers=1), StorageConfig())
+    shutil.rmtree(root / "lake")
+    return root / "set"
+
+
+class Lake:
+    """The server process; `mode` changes how it behaves."""
+
+    def __init__(self, folder: Path, *, latency_s: float = LATENCY_S, rate: float = RATE) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(folder, latency_s, rate, theirs), daemon=True)
+        self._process.start()
+        self.url = str(self._pipe.recv())
+
+    def mode(self, name: str, value: float = 0.0) -> int:
+        """`even`, `tail` (heavy), or `slow` (every answer takes `value` seconds); returns the requests so far."""
+        self._pipe.send((name, value))
+        return int(self._pipe.recv())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.join(10)
+
+
+def _serve(folder: Path, latency_s: float, rate: float, pipe: Connection) -> None:
+    server = FolderServer(folder, latency_s=latency_s, rate=rate)
+    pipe.send(server.url)
+    while True:
+        name, value = pipe.recv()
+        if name == "tail":
+            server.latency_s, server.rule = 0.0, heavy_tail(7, median_s=0.06)
+        elif name == "slow":
+            server.latency_s, server.rule = value, _nothing
+        else:
+            server.latency_s, server.rule = latency_s, _nothing
+        pipe.send(len(server.requests))
+
+
+def _nothing(_request: Request) -> Fault | None:
+    return None
+
+
+@contextmanager
+def lake(folder: Path, **how: float) -> Iterator[Lake]:
+    """Runs the server for the block."""
+    server = Lake(folder, **how)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+# --- the whole pipeline -------------------------------------------------------------------------------------------
+
+
+def train(url: str, cache: Path, *, step_s: float, num_steps: int, epochs: int = 1, extra: tuple[str, ...] = ()) -> Any:
+    """Emulated T1 training: AU by epoch, seconds to the first batch, and the loader's figures."""
+    import dalipipe
+
+    overrides = [f"data.url={url}", f"cache.dir={cache}", f"loader.batch_size={BATCH_SIZE}", "device=cpu", *extra]
+    au, first_s = [], 0.0
+    began = time.perf_counter()
+    with dalipipe.load("train", overrides) as loader:
+        for epoch in range(epochs):
+            wall = computed = 0.0
+            loader.set_epoch(epoch)
+            for number, _ in enumerate(loader):
+                now = time.perf_counter()
+                if epoch == 0 and number == 0:
+                    first_s = now - began
+                if number == 0:
+                    wall = now
+                time.sleep(step_s)
+                computed += step_s
+                if number + 1 == num_steps:
+                    break
+            au.append(computed / (time.perf_counter() - wall))
+        stats = loader.stats()
+    return {"au": [round(value, 4) for value in au], "first_batch_s": round(first_s, 2), "stats": stats}
+
+
+def cpu_rate(folder: Path, cache: Path, num_steps: int) -> float:
+    """Images a second that this machine decodes just now, from the page cache."""
+    import dalipipe
+
+    overrides = [f"data.url={folder}", f"cache.dir={cache}", f"loader.batch_size={BATCH_SIZE}", "device=cpu"]
+    with dalipipe.load("train", overrides) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        began = time.perf_counter()
+        for _ in range(num_steps):
+            next(batches)
+        return num_steps * BATCH_SIZE / (time.perf_counter() - began)
+
+
+def part_link(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """AU where everything fits."""
+    rate = cpu_rate(folder, work / "rate", 6 if args.quick else 12)
+    step_s = round(max(0.2, 1.5 * BATCH_SIZE / rate), 2)
+    num_steps = 8 if args.quick else 10_000
+    with lake(folder) as server:
+        found = train(server.url, work / "link", step_s=step_s, num_steps=num_steps, epochs=2)
+    return {
+        "step_s": step_s,
+        "cpu_images_per_s": round(rate),
+        "au_epoch_1": found["au"][0],
+        "au_epoch_2": found["au"][1],
+        "first_batch_s": found["first_batch_s"],
+        "lake_mb": round(found["stats"]["bytes_read"]["lake"] / 1e6),
+    }
+
+
+def part_memory(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """AU in epoch 1 where the CPU is the bound, from the lake and from memory, in turn."""
+    rounds, num_steps = (1, 8) if args.quick else (3, 24)
+    pairs = []
+    shared = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        near = shutil.copytree(folder, shared / "set")
+        rate = cpu_rate(folder, work / "rate", 6 if args.quick else 12)
+        step_s = 0.100 if rate < BATCH_SIZE / 0.100 else round(0.85 * BATCH_SIZE / rate, 3)
+        with lake(folder) as server:
+            for number in range(rounds):
+                far = train(server.url, work / f"far{number}", step_s=step_s, num_steps=num_steps)["au"][0]
+                cache = shared / f"near{number}"
+                pairs.append((far, train(str(near), cache, step_s=step_s, num_steps=num_steps)["au"][0]))
+    finally:
+        shutil.rmtree(shared)
+    return {
+        "step_s": step_s,
+        "au_lake": statistics.median(far for far, _ in pairs),
+        "au_memory": statistics.median(memory for _, memory in pairs),
+        "points_behind": round(statistics.median(100 * (memory - far) for far, memory in pairs), 1),
+    }
+
+
+def part_cold(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Time to the first batch from S3, nothing near; process start and imports excluded."""
+    import os
+
+    import dalipipe
+    from tests.support.seaweed import s3_server
+
+    times: dict[str, list[float]] = {"alone": [], "blocks": []}
+    (work / "s3").mkdir()
+    with s3_server(work / "s3") as server:
+        os.environ.update(server.environment())
+        endpoint = f"storage.endpoint_url={server.endpoint_url}"
+        store = open_store("s3://bench/set", StorageConfig(endpoint_url=server.endpoint_url))
+        for file in folder.iterdir():
+            if file.is_file():
+                store.put(file.name, file)
+        store.close()
+        train(str(folder), work / "imports", step_s=0, num_steps=1)
+        for number in range(1 if args.quick else 5):
+            for name, extra in (("alone", ()), ("blocks", ("prefetch.cold_steps=0",))):
+                cache = work / f"cold-{name}{number}"
+                overrides = ["data.url=s3://bench/set", f"cache.dir={cache}", f"loader.batch_size={BATCH_SIZE}"]
+                began = time.perf_counter()
+                with dalipipe.load("train", [*overrides, "device=cpu", endpoint, *extra]) as loader:
+                    next(iter(loader))
+                    times[name].append(time.perf_counter() - began)
+    return {f"first_batch_s_{name}": round(statistics.median(found), 2) for name, found in times.items()}
+
+
+# --- the lake and the window alone ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of the window before an emulated accelerator."""
+
+    au: float
+    longest_wait_s: float
+    counts: dict[str, float]
+    trace: list[tuple[float, int, float]]
+    """(seconds, depth, bytes in memory), once a step."""
+
+
+def run_window(
+    url: str,
+    *,
+    step_s: float,
+    num_steps: int,
+    depth: int | str = "auto",
+    hedge: bool = True,
+    memory_cap: str = "1GiB",
+    on_step: Callable[[int], None] | None = None,
+) -> Run:
+    """Steps of the window with nothing kept (`cache.policy=stream`), so that all data come from the lake."""
+    recorder = Recorder()
+    store = open_store(url, StorageConfig(hedge=hedge), record=recorder.add)
+    manifest = Manifest.open(store.read)
+    cache = open_cache(manifest, store, CacheConfig(policy="stream"), recorder)
+    prefetcher = open_prefetcher(
+        orders=lambda epoch: epoch_order(
+            manifest.shape, epoch=epoch, batch_size=BATCH_SIZE, shuffle=ShuffleConfig(), last_batch="drop"
+        ),
+        start=(0, 0),
+        slots=np.arange(BATCH_SIZE, dtype=np.int64),
+        manifest=manifest,
+        cache=cache,
+        fields=["image", "label"],
+        config=PrefetchConfig(depth=depth, memory_cap=memory_cap),
+        recorder=recorder,
+        store=store,
+    )
+    waits, trace = [], []
+    try:
+        prefetcher.next().release()
+        began = time.perf_counter()
+        for number in range(num_steps):
+            if on_step is not None:
+                on_step(number)
+            time.sleep(step_s)
+            asked = time.perf_counter()
+            prefetcher.next().release()
+            now = time.perf_counter()
+            waits.append(now - asked)
+            trace.append((now - began, prefetcher.depth, float(prefetcher.resident_bytes)))
+        wall = time.perf_counter() - began
+    finally:
+        prefetcher.close()
+        cache.close()
+        store.close()
+    return Run(au=num_steps * step_s / wall, longest_wait_s=max(waits), counts=recorder.snapshot(), trace=trace)
+
+
+def part_tail(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The 2 x 2 of hedging and depth on a store with a heavy tail."""
+    num_steps, step_s = (20, 0.25) if args.quick else (160, 0.25)
+    found: dict[str, Any] = {"step_s": step_s}
+    for depth in (2, "auto"):
+        for hedge in (False, True):
+            with lake(folder) as server:
+                server.mode("tail")
+                run = run_window(server.url, step_s=step_s, num_steps=num_steps, depth=depth, hedge=hedge)
+            name = f"depth_{depth}_{'hedged' if hedge else 'unhedged'}"
+            found[f"au_{name}"] = round(run.au, 4)
+            found[f"longest_wait_s_{name}"] = round(run.longest_wait_s, 2)
+            if hedge:
+                requests = run.counts["requests.lake"]
+                found[f"hedges_share_{name}"] = round(run.counts.get("hedges", 0) / requests, 4)
+    return found
+
+
+def part_slow(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Every request becomes slow at once: hedges before and after."""
+    num_steps, step_s = (24, 0.25) if args.quick else (160, 0.25)
+    with lake(folder) as server:
+
+        def on_step(step: int) -> None:
+            if step == num_steps // 3:
+                server.mode("slow", 0.3)
+
+        run = run_window(server.url, step_s=step_s, num_steps=num_steps, on_step=on_step)
+    return {
+        "requests": int(run.counts["requests.lake"]),
+        "hedges": int(run.counts.get("hedges", 0)),
+        "hedges_share": round(run.counts.get("hedges", 0) / run.counts["requests.lake"], 4),
+        "au": round(run.au, 4),
+    }
+
+
+def part_storm(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """5x slower in the middle third of the run."""
+    num_steps, step_s, cap_bytes = (45, 0.2, 512 << 20) if args.quick else (360, 0.2, 512 << 20)
+    with lake(folder, latency_s=0.1) as server:
+
+        def on_step(step: int) -> None:
+            if step == num_steps // 3:
+                server.mode("slow", 0.5)
+            elif step == 2 * num_steps // 3:
+                server.mode("even")
+
+        run = run_window(server.url, step_s=step_s, num_steps=num_steps, memory_cap=str(cap_bytes), on_step=on_step)
+    thirds = np.array_split(np.array(run.trace), 3)
+    if args.plot:
+        args.plot.write_text(plot(run.trace, step_s * num_steps / 3, cap_bytes))
+    return {
+        "au": round(run.au, 4),
+        "au_thirds": [round(len(third) * step_s / (third[-1][0] - third[0][0] + step_s), 3) for third in thirds],
+        "depth_start_peak_end": [int(thirds[0][-1][1]), int(max(t[:, 1].max() for t in thirds)), run.trace[-1][1]],
+        "memory_peak_mb": round(max(t[:, 2].max() for t in thirds) / 1e6),
+        "memory_cap_mb": round(cap_bytes / 1e6),
+    }
+
+
+def plot(trace: list[tuple[float, int, float]], third_s: float, cap_bytes: int) -> str:
+    """Depth and memory over time as an SVG picture."""
+    width, height, left = 900, 320, 50
+    end_s = trace[-1][0]
+    deepest = max(depth for _, depth, _ in trace)
+
+    def line(values: list[tuple[float, float]], colour: str) -> str:
+        points = " ".join(f"{left + x / end_s * width:.1f},{20 + (1 - y) * height:.1f}" for x, y in values)
+        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>'
+
+    depth_line = line([(at, depth / deepest) for at, depth, _ in trace], "#1f6fb4")
+    memory_line = line([(at, num_bytes / cap_bytes) for at, _, num_bytes in trace], "#c0562a")
+    third = third_s / end_s * width
+    band = f'<rect x="{left + third:.1f}" y="20" width="{third:.1f}" height="{height}" fill="#eee"/>'
+    cap = f"memory (top = cap, {cap_bytes / 1e6:.0f} MB)"
+    text = (
+        f'<text x="{left}" y="14" font-size="12" fill="#1f6fb4">depth (top = {deepest} steps)</text>'
+        f'<text x="{left + 220}" y="14" font-size="12" fill="#c0562a">{cap}</text>'
+        f'<text x="{left + 480}" y="14" font-size="12">grey: the lake is 5x slower</text>'
+        f'<text x="{left + width - 60}" y="{height + 38}" font-size="12">{end_s:.0f} s</text>'
+    )
+    axis = f'<rect x="{left}" y="20" width="{width}" height="{height}" fill="none" stroke="#888"/>'
+    size = f'width="{width + 2 * left}" height="{height + 50}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{band}{axis}{depth_line}{memory_line}{text}</svg>\n'
+
+
+PARTS = {
+    "link": part_link, "memory": part_memory, "tail": part_tail, "slow": part_slow, "storm": part_storm,
+    "cold": part_cold,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Prints one JSON object a part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--part", default=",".join(PARTS))
+    parser.add_argument("--images", type=int, default=0)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    names = args.part.split(",") if not args.quick or args.part != ",".join(PARTS) else ["tail", "slow"]
+    with tempfile.TemporaryDirectory() as root:
+        folder = make_data(Path(root), args.images or (1024 if args.quick else 4096))
+        for name in names:
+            work = Path(root) / name
+            work.mkdir()
+            print(name, json.dumps(PARTS[name](folder, work, args)), flush=True)
+            shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
