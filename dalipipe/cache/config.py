@@ -32,7 +32,7 @@ class MemoryConfig:
     capacity: int | float | str = 0
     """Bytes, or a fraction of what the host (or its container) has free."""
     dir: str = ""
-    """A folder of a memory file system; `/dev/shm/dalipipe-<uid>` by default."""
+    """A folder of a memory file system; by default one in /dev/shm for this user and `cache.dir`."""
     hugepages: bool = False
     """Use huge pages, where the file system of `dir` is mounted with `huge=` or the host's default allows them."""
     keep: bool = False

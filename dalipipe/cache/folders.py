@@ -6,11 +6,16 @@ import os
 from pathlib import Path
 
 from dalipipe.cache.config import CacheConfig
+from dalipipe.shards.digest import digest64
 
 
 def memory_folder(config: CacheConfig) -> Path:
-    """Where shared memory is: `cache.tiers.memory.dir`, or a folder of this user in /dev/shm."""
-    return Path(config.tiers.memory.dir or f"/dev/shm/dalipipe-{os.getuid()}")
+    """Where the shared memory of a node's cache is: `cache.tiers.memory.dir`, or a folder in /dev/shm that belongs to
+    this user and this `cache.dir`: jobs that share the one share the other."""
+    if config.tiers.memory.dir:
+        return Path(config.tiers.memory.dir)
+    mark = digest64(memoryview(os.fsencode(Path(config.dir).absolute())))
+    return Path(f"/dev/shm/dalipipe-{os.getuid()}/{mark:016x}")
 
 
 def free_bytes(folder: Path, tier: str) -> int:

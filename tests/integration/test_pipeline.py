@@ -199,7 +199,7 @@ def test_one_bad_image_costs_one_substitute(tmp_path: Path) -> None:
         (("loader.batch_size=1000",), "150 samples"),
         (("loader.last_batch=sometimes",), "drop, partial, pad"),
         (("shuffle.lanes=5",), "must divide"),
-        (("cache.policy=fifo",), "auto, pin, stream"),
+        (("cache.policy=fifo",), "auto, pin, lru, lfu, stream"),
         (("device=tpu",), "device='tpu'"),
         (("device=cuda:7",), "no GPU"),
         (("graph.dtype=int4",), "graph.dtype"),

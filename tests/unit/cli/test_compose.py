@@ -122,7 +122,7 @@ def test_both_endpoint_variables_are_honoured(monkeypatch: pytest.MonkeyPatch, v
         (["info"], 2, "data.url is required"),
         (["verify"], 2, "data.url is required"),
         (["verify", "x", "decode=some"], 2, "none, sample, all"),
-        (["cache", "burn"], 2, "stat, verify, clear"),
+        (["cache", "burn"], 2, "stat, warm, verify, clear"),
         (["bench", "--nope"], 2, "unrecognized arguments"),
         (["bench", "data.url=x", "loader.batch_size=1", "loader.global_batch_size=1", "assign=lease"], 2, "assign"),
     ],
