@@ -18,7 +18,10 @@ from dalipipe.errors import ConfigError, DalipipeError
 
 VERBS = {
     "demo": "make a small lake of real JPEGs, pack it, train a tiny net through the whole pipeline; no network",
-    "pack": "source=URL target=URL pack=images: a lake of files to tar shards with manifest and index",
+    "pack": "source=URL target=URL pack=images|tars: a lake of files to tar shards with manifest and index",
+    "index": "source=URL: a manifest for tars that exist already, in place or at target=URL",
+    "merge": "sources=[URL,URL] target=URL: one data set of several, by manifest, without copying",
+    "preview": "a contact sheet of what the model will see of the data set at data.url",
     "info": "what the data set at data.url holds",
     "verify": "checksums, tar structure and decodability of the data set at data.url",
     "bench": "throughput of the loader; utilisation of an accelerator emulated by bench.step_s",
@@ -28,7 +31,7 @@ VERBS = {
 }
 # Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
 _ACTIONS = {"cache": ("stat", "warm", "verify", "clear")}
-_URL_VERBS = ("info", "verify", "bench", "spin")
+_URL_VERBS = ("info", "verify", "preview", "bench", "spin")
 # Verbs whose first bare word is a run: its folder, or the metrics ports of its ranks.
 _RUN_VERBS = ("doctor", "top", "report")
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 Progress = Callable[[int, int], None]
@@ -33,13 +33,28 @@ def progress(label: str) -> Iterator[Progress]:
         if not shown and time.monotonic() - begin > _SHOW_AFTER_S:
             bars.start()
             shown = True
-        bars.update(task, completed=done, total=total)
+        bars.update(task, completed=done, total=total or None)
 
     try:
         yield report
     finally:
         if shown:
             bars.stop()
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Gives a `report(what, done, total)` for work in several stages, one bar each; total 0: not known."""
+    with ExitStack() as open_bars:
+        bars: dict[str, Progress] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                open_bars.close()
+                bars[what] = open_bars.enter_context(progress(what))
+            bars[what](done, total)
+
+        yield report
 
 
 def emit(result: Mapping[str, Any], text: str, *, as_json: bool) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from dalipipe.build import LoadConfig
 from dalipipe.cache.config import CacheConfig
+from dalipipe.engines.config import RayConfig
 from dalipipe.metrics.config import BenchConfig, CostConfig
-from dalipipe.packing.config import PackConfig
+from dalipipe.packing.config import IndexConfig, PackConfig, PreviewConfig
 from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
 
@@ -19,7 +20,9 @@ class PackJob:
     source: str = ""
     target: str = ""
     engine: str = "local"
+    """`local` (processes of this machine) or `ray`."""
     pack: PackConfig = field(default_factory=PackConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
 
 
@@ -30,7 +33,47 @@ class InspectJob:
     data: DataConfig = field(default_factory=DataConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     decode: str = "sample"
-    """`verify`: which images are decoded: `none`, `sample` (up to 256, spread evenly) or `all`."""
+    """`verify`: which images are decoded: `none`, `sample` (the first of every block) or `all`."""
+    repair: bool = False
+    """`verify`: make damaged indices again, fetch damaged shards from `repair_from`, add checksums that are not known
+    yet, and leave out what cannot be mended."""
+    repair_from: str = ""
+    """`verify`: the URL of a whole copy of the data set."""
+    workers: int = 0
+    """`verify`: shards checked at once; 0 = one per CPU, 1 = in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexJob:
+    """`dalipipe index`."""
+
+    source: str = ""
+    """The folder or bucket prefix that holds the tars."""
+    target: str = ""
+    """Where the manifest goes; empty: beside the tars."""
+    index: IndexConfig = field(default_factory=IndexConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeJob:
+    """`dalipipe merge`."""
+
+    sources: list[str] = field(default_factory=list)
+    """The data sets, in order."""
+    target: str = ""
+    """Where the manifest over all of them goes; their shards stay where they are."""
+    checksums: bool = False
+    """Read every shard once for the checksums of blocks that are cut anew."""
+    overwrite: bool = False
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewJob(LoadConfig):
+    """`dalipipe preview`: the keys of `train`, and `preview.*`."""
+
+    preview: PreviewConfig = field(default_factory=PreviewConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +164,9 @@ JOBS: dict[str, type] = {
     "eval": LoadConfig,
     "multimodal": LoadConfig,
     "pack": PackJob,
+    "index": IndexJob,
+    "merge": MergeJob,
+    "preview": PreviewJob,
     "info": InspectJob,
     "verify": InspectJob,
     "bench": BenchJob,

@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 from dalipipe.cli.output import emit, progress
 from dalipipe.cli.schema import InspectJob
 from dalipipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dalipipe.packing.repair import RepairReport
+    from dalipipe.packing.verify import VerifyReport
 
 _DECODE = ("none", "sample", "all")
 
 
 def run(cfg: InspectJob, *, as_json: bool) -> int:
     """Checks shards, indices, blocks and images against the manifest. Exit code 1 when anything is wrong."""
-    from dalipipe.packing.verify import verify
+    from dalipipe.packing.repair import repair
 
+    if cfg.workers < 0:
+        raise ConfigError(f"workers={cfg.workers} must be at least 0")
     if not cfg.data.url:
         raise ConfigError("data.url is required: the folder or bucket prefix that holds manifest.json")
     if cfg.decode not in _DECODE:
         raise ConfigError(f"decode={cfg.decode!r} is not one of {', '.join(_DECODE)}")
-    with progress("verifying") as report:
-        found = verify(cfg.data.url, cfg.storage, decode=cfg.decode, progress=report)
+    if cfg.repair_from and not cfg.repair:
+        raise ConfigError(f"repair_from={cfg.repair_from!r} goes with repair=true")
+    found = _check(cfg)
+    mended = None
+    if cfg.repair and (found.damaged or found.without_checksum):
+        with progress("repairing") as report:
+            mended = repair(cfg.data.url, cfg.storage, found, copy=cfg.repair_from, progress=report)
+        before, found = found, _check(cfg)
     lines = [f"{found.samples} samples in {found.shards} shards: " + ("whole" if not found.errors else "DAMAGED")]
     lines += [f"  {error}" for error in found.errors]
     if found.num_errors > len(found.errors):
         lines.append(f"  … and {found.num_errors - len(found.errors)} more")
+    if found.without_checksum:
+        lines.append(f"{found.without_checksum} parts of blocks have no checksum yet; repair=true adds them")
     result = {
         "url": cfg.data.url,
         "samples": found.samples,
         "shards": found.shards,
         "num_errors": found.num_errors,
         "errors": list(found.errors),
+        "without_checksum": found.without_checksum,
     }
+    if mended is not None:
+        result["repaired"] = {**asdict(mended), "errors_before": before.num_errors}
+        lines = [*_said(mended), *lines]
     emit(result, "\n".join(lines), as_json=as_json)
     return 1 if found.errors else 0
+
+
+def _check(cfg: InspectJob) -> VerifyReport:
+    from dalipipe.engines import LocalEngine, default_workers
+    from dalipipe.packing.verify import verify
+
+    workers = cfg.workers or default_workers()
+    engine = LocalEngine(workers) if workers > 1 else None
+    try:
+        with progress("verifying") as report:
+            return verify(cfg.data.url, cfg.storage, decode=cfg.decode, engine=engine, progress=report)
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _said(mended: RepairReport) -> list[str]:
+    lines = [f"made again: {name}" for name in mended.indices_made]
+    lines += [f"fetched: {name}" for name in mended.shards_fetched]
+    lines += [f"LEFT OUT, damaged and not found whole elsewhere: {name}" for name in mended.shards_dropped]
+    if mended.checksums_added:
+        lines.append(f"added {mended.checksums_added} checksums")
+    if mended.identity != mended.identity_before:
+        lines.append(
+            f"the data set is another one now: identity {mended.identity} (was {mended.identity_before}); caches and "
+            "loader states of the old one do not fit it"
+        )
+    return lines

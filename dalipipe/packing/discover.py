@@ -1,55 +1,89 @@
-"""Which images a source holds: class folders, or one flat folder."""
+"""What a source holds: images in class folders, flat, or with a table of labels; Parquet files; tars."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dalipipe.errors import ObjectNotFoundError, SourceError
-from dalipipe.shards.digest import Digest128, digest64
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.sample import Keys, Member, SourceSample, text_member
+from dalipipe.packing.tables import Labels, read_labels
+from dalipipe.shards.digest import Digest128
 from dalipipe.shards.fields import IMAGE_EXTENSIONS
 from dalipipe.storage.store import ObjectInfo, Store
 
-UNLABELLED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class SourceImage:
-    """One image: `path` relative to the source, `key` in the shards, bytes as listed, label (-1: no classes)."""
-
-    path: str
-    key: str
-    num_bytes: int
-    label: int
-
-    @property
-    def extension(self) -> str:
-        """The file extension, lower case, without a dot."""
-        return self.path.rpartition(".")[2].lower()
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+Listed = Callable[[int], None]
+"""(names listed so far)."""
+_LISTED_EVERY = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A source: its images sorted by path, the class names by label (empty: flat), what was skipped by kind, and a
-    digest (32 hexadecimal digits) over paths, sizes and version marks."""
+    """A source. samples: sorted by name, known from the listing alone. inputs: files that hold samples and are still
+    to be opened (tars, Parquet), sorted; one of the two is empty. classes: by label (empty: none, or not known yet).
+    skipped: files left aside, by kind. digest: 32 hexadecimal digits over paths, sizes and version marks."""
 
-    images: list[SourceImage]
+    samples: list[SourceSample]
+    inputs: list[ObjectInfo]
     classes: tuple[str, ...]
     skipped: dict[str, int]
     digest: str
 
 
-def discover(store: Store) -> Listing:
-    """Lists a source. The first folder of a path is the class; deeper folders only group.
+def discover(store: Store, config: PackConfig | None = None, listed: Listed = lambda _count: None) -> Listing:
+    """Lists a source, one name at a time.
+
+    Class folders: the first folder of a path is the class; deeper folders only group. With `pack.labels` the table
+    says which files there are. Parquet files are taken where there are no images.
 
     Raises:
-        SourceError: the source is missing, holds no image, or holds images both beside and in folders.
+        SourceError: the source is missing, holds nothing to pack, or holds images both beside and in folders.
     """
+    config = config or PackConfig()
+    found, skipped = _list(store, listed)
+    if config.kind == "tars":
+        tars = _of_endings(found, skipped, TAR_ENDINGS)
+        if not tars:
+            raise SourceError(
+                f"the source {store.url} holds no tar: looked for {', '.join(TAR_ENDINGS)}, found "
+                f"{_counts(skipped) or 'nothing at all'}; check source=, or use pack=images"
+            )
+        return Listing(samples=[], inputs=tars, classes=(), skipped=_sorted(skipped), digest=_digest(tars))
+    endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
+    parquet = [info for info in found if info.key.lower().endswith(".parquet") and info.key != config.labels]
+    others = Counter(skipped)
+    images = _of_endings(found, skipped, endings)
+    if not images and parquet:
+        _of_endings(found, others, (".parquet",))
+        return Listing(samples=[], inputs=parquet, classes=(), skipped=_sorted(others), digest=_digest(parquet))
+    if not images:
+        tars = _of_endings(found, others, TAR_ENDINGS)
+        remedy = "use pack=tars for the tars in it" if tars else "check source="
+        raise SourceError(
+            f"the source {store.url} holds no image: looked for {', '.join(IMAGE_EXTENSIONS)} in it and its folders, "
+            f"found {_counts(skipped) or 'nothing at all'}; {remedy}"
+        )
+    if config.labels:
+        return _with_table(store, images, skipped, read_labels(store, config.labels, config.columns))
+    return _in_folders(store, images, skipped)
+
+
+def unique_keys(paths: Iterable[str]) -> list[str]:
+    """The sample keys of files: their path without the extension, see `Keys`."""
+    keys = Keys()
+    return [keys.key(_stem(path), path) for path in paths]
+
+
+def _list(store: Store, listed: Listed) -> tuple[list[ObjectInfo], Counter[str]]:
     skipped: Counter[str] = Counter()
     found: list[ObjectInfo] = []
     try:
-        for info in store.list():
+        for number, info in enumerate(store.list()):
+            if number % _LISTED_EVERY == 0:
+                listed(number)
             reason = _why_skipped(info.key)
             if reason is None:
                 found.append(info)
@@ -57,49 +91,74 @@ def discover(store: Store) -> Listing:
                 skipped[reason] += 1
     except (ObjectNotFoundError, NotADirectoryError) as error:
         raise SourceError(f"the source {store.url} does not exist or is no folder: {error}; check source=") from error
-    if not found:
-        raise SourceError(
-            f"the source {store.url} holds no image: looked for {', '.join(IMAGE_EXTENSIONS)} in it and its folders, "
-            f"found {_counts(skipped) or 'nothing at all'}; check source="
-        )
     found.sort(key=lambda info: info.key)
-    classes = _classes(store.url, [info.key for info in found])
-    label_of = {name: label for label, name in enumerate(classes)}
-    images = [
-        SourceImage(info.key, key, info.num_bytes, label_of.get(info.key.partition("/")[0], UNLABELLED))
-        for info, key in zip(found, unique_keys(info.key for info in found), strict=True)
+    return found, skipped
+
+
+def _of_endings(found: list[ObjectInfo], skipped: Counter[str], endings: tuple[str, ...]) -> list[ObjectInfo]:
+    """Those with one of the endings; the others are counted as skipped."""
+    taken = []
+    for info in found:
+        if info.key.lower().endswith(endings):
+            taken.append(info)
+        else:
+            skipped[f".{info.key.rpartition('.')[2].lower()}"] += 1
+    return taken
+
+
+def _in_folders(store: Store, images: list[ObjectInfo], skipped: Counter[str]) -> Listing:
+    classes = _classes(store.url, [info.key for info in images])
+    labels = {name: text_member("cls", str(label)) for label, name in enumerate(classes)}
+    keys = Keys()
+    samples = []
+    for info in images:
+        label = labels.get(info.key.partition("/")[0])
+        members = (_image(info), label) if label is not None else (_image(info),)
+        samples.append(SourceSample(info.key, keys.key(_stem(info.key), info.key), members))
+    return Listing(samples=samples, inputs=[], classes=classes, skipped=_sorted(skipped), digest=_digest(images))
+
+
+def _with_table(store: Store, images: list[ObjectInfo], skipped: Counter[str], labels: Labels) -> Listing:
+    """The images that the table names; those it does not name are skipped."""
+    by_path = {info.key: info for info in images}
+    missing = [path for path in labels.rows if path not in by_path]
+    if missing:
+        raise SourceError(
+            f"{labels.name} names {len(missing)} files that {store.url} does not hold, such as {missing[0]!r}; its "
+            "paths must be relative to the source, with their extension"
+        )
+    named = [by_path[path] for path in sorted(labels.rows)]
+    if len(named) < len(images):
+        skipped["not in the table"] += len(images) - len(named)
+    keys = Keys()
+    samples = [
+        SourceSample(info.key, keys.key(_stem(info.key), info.key), (_image(info), *labels.rows[info.key]))
+        for info in named
     ]
-    return Listing(images=images, classes=classes, skipped=dict(sorted(skipped.items())), digest=_digest(found))
+    return Listing(
+        samples=samples,
+        inputs=[],
+        classes=labels.classes,
+        skipped=_sorted(skipped),
+        digest=_digest([*named, labels.info]),
+    )
 
 
-def unique_keys(paths: Iterable[str]) -> list[str]:
-    """The sample keys of files: their path without the extension.
+def _image(info: ObjectInfo) -> Member:
+    return Member(info.key.rpartition(".")[2].lower(), info.num_bytes, path=info.key)
 
-    Readers of WebDataset split a name at the first dot of its last part, so dots there become `_`; so do characters
-    that cannot be written as UTF-8 text in a tar. Where two files would get one key, or such a character was
-    replaced, all but the first get a hash of their path appended.
-    """
-    taken: set[str] = set()
-    keys = []
-    for path in paths:
-        folder, slash, name = path.rpartition("/")
-        plain = f"{folder}{slash}{name.rpartition('.')[0].replace('.', '_')}"
-        key = "".join(c if c.isprintable() else "_" for c in plain)
-        if key in taken or key != plain:
-            key = f"{key}-{digest64(path.encode('utf-8', 'surrogatepass')):016x}"
-        taken.add(key)
-        keys.append(key)
-    return keys
+
+def _stem(path: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{name.rpartition('.')[0]}"
 
 
 def _why_skipped(path: str) -> str | None:
     *folders, name = path.split("/")
     if name.startswith(".") or any(folder.startswith(".") for folder in folders):
         return "hidden"
-    stem, dot, extension = name.rpartition(".")
-    if not (stem and dot):
-        return "no extension"
-    return None if extension.lower() in IMAGE_EXTENSIONS else f".{extension.lower()}"
+    stem, dot, _ = name.rpartition(".")
+    return None if stem and dot else "no extension"
 
 
 def _classes(url: str, paths: list[str]) -> tuple[str, ...]:
@@ -107,8 +166,8 @@ def _classes(url: str, paths: list[str]) -> tuple[str, ...]:
     if flat and len(flat) < len(paths):
         raise SourceError(
             f"the source {url} holds {len(flat)} images beside its class folders (such as {flat[0]!r}) and "
-            f"{len(paths) - len(flat)} in them, so their class is unknown; move them into a class folder, or pack "
-            "a folder that holds either images or class folders"
+            f"{len(paths) - len(flat)} in them, so their class is unknown; move them into a class folder, pack "
+            "a folder that holds either images or class folders, or give pack.labels=FILE"
         )
     return () if flat else tuple(sorted({path.partition("/")[0] for path in paths}))
 
@@ -118,6 +177,10 @@ def _digest(found: list[ObjectInfo]) -> str:
     for info in found:
         digest.update(f"{info.key}\0{info.num_bytes}\0{info.etag}\n".encode("utf-8", "surrogatepass"))
     return digest.hex
+
+
+def _sorted(skipped: Counter[str]) -> dict[str, int]:
+    return dict(sorted(skipped.items()))
 
 
 def _counts(skipped: Counter[str]) -> str:

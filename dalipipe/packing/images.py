@@ -1,38 +1,28 @@
-"""Writing one shard of images: read, check, append, publish."""
+"""Writing one shard: read, check, transform, append, publish."""
 
 from __future__ import annotations
 
 import errno
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 
-from dalipipe.errors import (
-    CorruptSampleError,
-    DependencyError,
-    IntegrityError,
-    NoSpaceError,
-    ObjectNotFoundError,
-    PackError,
-    SourceError,
-)
-from dalipipe.packing.discover import UNLABELLED, SourceImage
-from dalipipe.packing.done import FOLDER, Quarantined, ShardDone, encode_done, record_name
+from dalipipe.errors import CorruptSampleError, DependencyError, NoSpaceError
+from dalipipe.packing.done import Quarantined, ShardDone, encode_done, record_name
+from dalipipe.packing.read import Contents, SampleReader
+from dalipipe.packing.sample import SourceSample
+from dalipipe.packing.temporary import temporary_file
+from dalipipe.packing.transform import Transform
 from dalipipe.shards.digest import digest64
 from dalipipe.shards.imageheader import has_jpeg_end, parse_image_header
 from dalipipe.shards.index import Rows, part_rows
 from dalipipe.shards.tar import SampleExtent, TarWriter
 from dalipipe.storage.open import open_store
-from dalipipe.storage.store import StorageConfig, Store
-from dalipipe.storage.url import FILE_SCHEMES, file_path, scheme_of
+from dalipipe.storage.store import StorageConfig
 
-_CHUNK_IMAGES = 32
-_CHUNK_BYTES = 32 * 2**20
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -45,11 +35,12 @@ class ShardTask:
     storage: StorageConfig
     plan: str
     name: str
-    images: tuple[SourceImage, ...]
+    samples: tuple[SourceSample, ...]
     first_sample: int
     block_samples: int
     check: str
     drop_corrupt: bool
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +55,10 @@ class RegridTask:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    image: SourceImage
-    data: memoryview
+    """A sample that may be written; 0 x 0 where the size of its image is not known."""
+
+    sample: SourceSample
+    contents: Contents
     height: int
     width: int
 
@@ -79,11 +72,11 @@ def write_shard(task: ShardTask) -> int:
         SourceError: an image vanished. PackError: an image changed since it was listed.
         NoSpaceError: the target, or the folder for temporary files, is full.
     """
-    source, target = open_store(task.source, task.storage), open_store(task.target, task.storage)
+    target = open_store(task.target, task.storage)
     try:
         # The file has no name: whatever kills this process, nothing is left behind.
-        with _temporary_file(task.target) as file:
-            done = _write(task, source, file)
+        with SampleReader(task.source, task.target, task.storage) as reader, temporary_file(task.target) as file:
+            done = _write(task, reader, file)
             file.flush()
             if done.rows.num_samples:
                 target.put(task.name, Path(f"/proc/self/fd/{file.fileno()}"))
@@ -93,7 +86,6 @@ def write_shard(task: ShardTask) -> int:
             raise NoSpaceError(f"no space left while {task.name} was written for {task.target}") from error
         raise
     finally:
-        source.close()
         target.close()
     return done.rows.num_samples
 
@@ -107,7 +99,7 @@ def regrid(task: RegridTask) -> list[int]:
         target.close()
 
 
-def undecodable_images(samples: Sequence[memoryview]) -> list[str | None]:
+def undecodable_images(samples: Sequence[memoryview | bytes]) -> list[str | None]:
     """For each encoded image why the decoder refuses it, or None.
 
     Raises:
@@ -123,16 +115,6 @@ def undecodable_images(samples: Sequence[memoryview]) -> list[str | None]:
         ) from error
 
 
-def _temporary_file(target: str) -> BinaryIO:
-    """An unnamed file, on the target's own disk where it has one (the folder for temporary files may be small)."""
-    folder: Path | None = None
-    scheme = scheme_of(target)
-    if scheme == "" or scheme in FILE_SCHEMES:
-        folder = Path(file_path(target) if scheme else target).expanduser() / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
-
-
 @dataclass(slots=True)
 class _Shard:
     """What is collected while a shard is written."""
@@ -144,16 +126,13 @@ class _Shard:
     quarantined: list[Quarantined] = field(default_factory=list)
 
 
-def _write(task: ShardTask, source: Store, file: BinaryIO) -> ShardDone:
+def _write(task: ShardTask, reader: SampleReader, file: BinaryIO) -> ShardDone:
     writer, shard = TarWriter(file), _Shard()
-    for chunk in _read_chunks(source, task):
-        for sample in _checked(chunk, task, shard.quarantined):
-            members: dict[str, memoryview | bytes] = {sample.image.extension: sample.data}
-            if sample.image.label != UNLABELLED:
-                members["cls"] = str(sample.image.label).encode()
-            shard.extents.append(writer.add(sample.image.key, members))
-            shard.keys.append(sample.image.key)
-            shard.sizes.append((sample.height, sample.width))
+    for chunk in reader.chunks(task.samples):
+        for checked in _checked(chunk, task, shard.quarantined):
+            shard.extents.append(writer.add(checked.sample.key, checked.contents))
+            shard.keys.append(checked.sample.key)
+            shard.sizes.append((checked.height, checked.width))
             if (task.first_sample + len(shard.keys)) % task.block_samples == 0:
                 shard.digests.append(writer.cut())
     open_part = len(part_rows(task.first_sample, len(shard.keys), task.block_samples)) if shard.keys else 0
@@ -172,76 +151,59 @@ def _write(task: ShardTask, source: Store, file: BinaryIO) -> ShardDone:
     )
 
 
-def _read_chunks(source: Store, task: ShardTask) -> Iterator[list[tuple[SourceImage, memoryview]]]:
-    """The images in order, some at a time; the next ones are read while the last ones are checked and written."""
-    pool = ThreadPoolExecutor(max(1, min(task.storage.concurrency, _CHUNK_IMAGES)), thread_name_prefix="pack-read")
-    try:
-        ahead: list[tuple[SourceImage, Future[memoryview]]] = []
-        for images in _chunks(task.images):
-            current, ahead = ahead, [(image, pool.submit(_read, source, image)) for image in images]
-            if current:
-                yield [(image, future.result()) for image, future in current]
-        yield [(image, future.result()) for image, future in ahead]
-    finally:
-        # Every read has a deadline of its own, so this wait ends.
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _chunks(images: Sequence[SourceImage]) -> Iterator[list[SourceImage]]:
-    chunk: list[SourceImage] = []
-    num_bytes = 0
-    for image in images:
-        if chunk and (len(chunk) == _CHUNK_IMAGES or num_bytes + image.num_bytes > _CHUNK_BYTES):
-            yield chunk
-            chunk, num_bytes = [], 0
-        chunk.append(image)
-        num_bytes += image.num_bytes
-    yield chunk
-
-
-def _read(source: Store, image: SourceImage) -> memoryview:
-    try:
-        data = source.read(image.path)
-    except ObjectNotFoundError as error:
-        raise SourceError(
-            f"{source.url}/{image.path} was listed but is gone: the source changed while it was packed; "
-            "pack again when nothing writes to it"
-        ) from error
-    except IntegrityError as error:
-        raise PackError(f"{source.url}/{image.path} changed while it was read: {error}; pack again") from error
-    if len(data) != image.num_bytes:
-        raise PackError(
-            f"{source.url}/{image.path} changed while it was packed: {image.num_bytes} bytes listed, {len(data)} read; "
-            "pack again when nothing writes to the source"
-        )
-    return data
-
-
 def _checked(
-    chunk: Sequence[tuple[SourceImage, memoryview]], task: ShardTask, quarantined: list[Quarantined]
+    chunk: Sequence[tuple[SourceSample, Contents]], task: ShardTask, quarantined: list[Quarantined]
 ) -> Iterator[_Checked]:
-    for sample, reason in zip(chunk, _reasons(chunk, task.check), strict=True):
-        image, data = sample
+    for (sample, contents), found in zip(chunk, _reasons(chunk, task.check), strict=True):
+        reason = found
         if reason is None:
-            height, width = _size(data)
-            yield _Checked(image, data, height, width)
-        elif task.drop_corrupt:
-            digest = f"{digest64(data):016x}"
-            quarantined.append(Quarantined(path=image.path, reason=reason, num_bytes=len(data), xxh3=digest))
-        else:
+            try:
+                yield _transformed(sample, contents, task.transform)
+                continue
+            except CorruptSampleError as error:
+                reason = str(error)
+        if not task.drop_corrupt:
             raise CorruptSampleError(
-                f"{task.source}/{image.path} is corrupt: {reason}; mend or delete the file, or set "
+                f"{task.source}/{sample.name} is corrupt: {reason}; mend or delete the file, or set "
                 "pack.drop_corrupt=true to leave such images out and list them in quarantine.jsonl"
             )
+        data = _image_bytes(sample, contents)
+        digest = f"{digest64(data):016x}"
+        quarantined.append(Quarantined(path=sample.name, reason=reason, num_bytes=len(data), xxh3=digest))
 
 
-def _reasons(chunk: Sequence[tuple[SourceImage, memoryview]], check: str) -> list[str | None]:
+def _transformed(sample: SourceSample, contents: Contents, transform: Transform | None) -> _Checked:
+    image = sample.image
+    if image is None:
+        return _Checked(sample, contents, 0, 0)
+    data = memoryview(contents[image.extension])
+    if transform is None:
+        height, width = _size(data)
+        return _Checked(sample, contents, height, width)
+    encoded, extension, height, width = transform.apply(data, image.extension)
+    others = {name: content for name, content in contents.items() if name != image.extension}
+    return _Checked(sample, {extension: encoded, **others}, height, width)
+
+
+def _image_bytes(sample: SourceSample, contents: Contents) -> memoryview | bytes:
+    image = sample.image
+    return b"" if image is None else contents[image.extension]
+
+
+def _reasons(chunk: Sequence[tuple[SourceSample, Contents]], check: str) -> list[str | None]:
+    """Why each sample is refused, or None; one without an image never is."""
+    reasons: list[str | None] = [None] * len(chunk)
     if check == "none":
-        return [None] * len(chunk)
-    reasons = [why_bad_header(data) for _, data in chunk]
+        return reasons
+    images = {
+        i: memoryview(_image_bytes(sample, contents))
+        for i, (sample, contents) in enumerate(chunk)
+        if sample.image is not None
+    }
+    reasons = [why_bad_header(images[i]) if i in images else None for i in range(len(chunk))]
     if check == "decode":
-        good = [i for i, reason in enumerate(reasons) if reason is None]
-        for i, reason in zip(good, undecodable_images([chunk[i][1] for i in good]), strict=True):
+        good = [i for i in images if reasons[i] is None]
+        for i, reason in zip(good, undecodable_images([images[i] for i in good]), strict=True):
             reasons[i] = reason
     return reasons
 

@@ -17,7 +17,11 @@ from dalipipe.units import parse_bytes
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 2**20, 2**32
 MAX_BLOCK_BYTES = 4 * 2**20
 BLOCKS_PER_SHARD = 32
+KINDS = ("images", "tars")
+DOTS = ("first", "last")
+FORMATS = ("jpeg", "webp", "png")
 _CHECKS = ("decode", "header", "none")
+_PASSES = ("auto", "1", "2")
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,10 +48,30 @@ def check_config(config: PackConfig) -> None:
     Raises:
         ConfigError: names the key, the value and the valid ones.
     """
-    if config.kind != "images":
-        raise ConfigError(f"pack.kind={config.kind!r} is not available in this release; use pack=images")
-    if config.check not in _CHECKS:
-        raise ConfigError(f"pack.check={config.check!r} is not one of {', '.join(_CHECKS)}")
+    for name, value, valid in (
+        ("kind", config.kind, KINDS),
+        ("check", config.check, _CHECKS),
+        ("dots", config.dots, DOTS),
+        ("passes", config.passes, _PASSES),
+        ("reencode", config.reencode, ("", *FORMATS)),
+    ):
+        if value not in valid:
+            raise ConfigError(f"pack.{name}={value!r} is not one of {', '.join(one or repr(one) for one in valid)}")
+    if config.labels and config.kind != "images":
+        raise ConfigError(f"pack.labels={config.labels!r} goes with image files; tars hold their labels themselves")
+    if config.resize < 0 or config.groups < 0 or not 1 <= config.quality <= 100:
+        raise ConfigError(
+            f"pack.resize={config.resize} and pack.groups={config.groups} must be at least 0, "
+            f"pack.quality={config.quality} 1 to 100"
+        )
+    if config.groups and not config.shuffle:
+        raise ConfigError(
+            f"pack.groups={config.groups} needs pack.shuffle=true, else each group would hold other classes"
+        )
+    if config.device != "cpu" and not (config.device.startswith("cuda") and config.reencode == "jpeg"):
+        raise ConfigError(
+            f"pack.device={config.device!r}: images are encoded again on cpu, or on cuda:N with pack.reencode=jpeg"
+        )
     if config.workers < 0:
         raise ConfigError(f"pack.workers={config.workers} must be at least 0 (0: one per CPU)")
     shard_bytes = parse_bytes(config.shard_bytes, "pack.shard_bytes")
@@ -62,32 +86,50 @@ def check_config(config: PackConfig) -> None:
             )
 
 
-def make_plan(paths: Sequence[str], sizes: Ints, *, labelled: bool, config: PackConfig) -> Plan:
+def make_plan(names: Sequence[str], sizes: Ints, *, members: Ints, config: PackConfig) -> Plan:
     """Deals samples to shards of about equal bytes, the fewest that hold `pack.shard_bytes` each.
 
     Args:
-        paths: N >= 1 names, sorted. sizes: int64 [N], bytes of each image.
-        labelled: whether each sample also has a class file.
+        names: N >= 1 names, sorted. sizes: int64 [N], content bytes of each sample, all members together.
+        members: int64 [N], how many members each has; every one takes a header and is padded.
     """
-    order = shuffled(paths, config.seed) if config.shuffle else np.arange(len(paths), dtype=np.int64)
+    order = shuffled(names, config.seed) if config.shuffle else np.arange(len(names), dtype=np.int64)
     padded = -(-sizes // RECORD_BYTES) * RECORD_BYTES
-    weights = (padded + RECORD_BYTES + (2 * RECORD_BYTES if labelled else 0))[order]
+    weights = (padded + RECORD_BYTES * (2 * members - 1))[order]
     total = int(weights.sum())
-    num_shards = min(len(paths), max(1, -(-total // parse_bytes(config.shard_bytes, "pack.shard_bytes"))))
+    num_shards = max(1, -(-total // parse_bytes(config.shard_bytes, "pack.shard_bytes")))
+    if config.groups:
+        num_shards = -(-num_shards // config.groups) * config.groups
+    num_shards = min(len(names), num_shards)
+    if config.groups and num_shards % config.groups:
+        raise ConfigError(f"pack.groups={config.groups} is more than the {len(names)} samples can fill")
     return Plan(
         order=order,
         cuts=balanced_cuts(weights, num_shards),
-        block_samples=block_samples(len(paths), num_shards, total, config.block_bytes),
+        block_samples=block_samples(len(names), num_shards, total, config.block_bytes),
         num_bytes=total,
     )
+
+
+def shard_names(num_shards: int, groups: int) -> list[str]:
+    """`shard-000000.tar`, …, in order; with groups each an equal run of them in a folder of its own."""
+    names = [f"shard-{i:06d}.tar" for i in range(num_shards)]
+    if not groups:
+        return names
+    each = num_shards // groups
+    return [f"group-{i // each:03d}/{name}" for i, name in enumerate(names)]
 
 
 def shuffled(paths: Sequence[str], seed: int) -> Ints:
     """int64 [N]: a permutation that depends on the seed and the names alone (sorted by a keyed hash of each), so it
     is the same with every numpy, and a file more or less moves no other."""
-    key = seed % 2**64
-    hashes = [xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogatepass"), key) for path in paths]
+    hashes = [keyed_hash(path, seed) for path in paths]
     return np.argsort(np.asarray(hashes, np.uint64), kind="stable").astype(np.int64)
+
+
+def keyed_hash(name: str, seed: int) -> int:
+    """What a shuffled data set is sorted by: xxh3-64 of the name under the seed."""
+    return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogatepass"), seed % 2**64)
 
 
 def balanced_cuts(weights: Ints, num_parts: int) -> Ints:

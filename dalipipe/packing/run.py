@@ -13,11 +13,15 @@ import numpy as np
 from dalipipe.engines.engine import Engine
 from dalipipe.errors import ConfigError, NoSpaceError, PackError, SourceError
 from dalipipe.packing.config import PackConfig
+from dalipipe.packing.dedup import Duplicate, find_duplicates
 from dalipipe.packing.discover import Listing, discover
 from dalipipe.packing.done import Quarantined, ShardDone, decode_done, record_name
+from dalipipe.packing.estimate import transformed_share
+from dalipipe.packing.expand import expand
 from dalipipe.packing.images import RegridTask, ShardTask, regrid, write_shard
-from dalipipe.packing.plan import Plan, check_config, make_plan
-from dalipipe.packing.target import QUARANTINE_NAME, Target
+from dalipipe.packing.plan import check_config, make_plan, shard_names
+from dalipipe.packing.target import DUPLICATES_NAME, QUARANTINE_NAME, Target
+from dalipipe.packing.transform import Transform
 from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
 from dalipipe.shards.digest import Digest128
 from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
@@ -29,7 +33,12 @@ from dalipipe.units import format_bytes, parse_bytes
 Progress = Callable[[int, int], None]
 """(samples done, samples in all)."""
 
-_PLAN_VERSION = 1
+Stage = Callable[[str, int, int], None]
+"""What is being done before shards are written (`listing`, `opening`, `hashing`), how many done, how many in all (0:
+not known)."""
+
+_PLAN_VERSION = 2
+_NO_PART_OF_THE_PLAN = ("workers", "drop_corrupt", "overwrite", "passes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,7 @@ class PackReport:
     bytes: int
     seconds: float
     quarantined: int
+    duplicates: int
     skipped: int
     skipped_kinds: dict[str, int]
     identity: str
@@ -56,11 +66,12 @@ def pack(
     *,
     engine: Engine | None = None,
     progress: Progress = lambda _done, _total: None,
+    stage: Stage = lambda _what, _done, _total: None,
 ) -> PackReport:
-    """Packs the images under the URL `source` into shards and a manifest under the URL `target`.
+    """Packs the samples under the URL `source` into shards and a manifest under the URL `target`.
 
-    The output is the same, byte for byte, for any number of workers. The manifest is written last, so a pack that was
-    killed leaves no data set; the same call again continues with the shards that are finished.
+    The output is the same, byte for byte, for any engine and number of workers. The manifest is written last, so a
+    pack that was killed leaves no data set; the same call again continues with the shards that are finished.
 
     Raises:
         ConfigError: a value of `config` can never work, or source and target are the same.
@@ -76,14 +87,21 @@ def pack(
     try:
         if source_store.url == target_store.url:
             raise ConfigError(f"source and target are both {source_store.url}; pack into another folder")
-        listing = discover(source_store)
+        listing = discover(source_store, config, lambda count: stage("listing", count, 0))
         place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
         before = place.packed_before(overwrite=config.overwrite)
         if before is not None:
             manifest = before.manifest
             place.finish({manifest.shard(i).name for i in range(manifest.num_shards)})
-            counts = (manifest.num_samples, manifest.num_shards, manifest.num_bytes, before.num_quarantined)
-            return _report(listing, counts, manifest.identity, begin_s, already_packed=True)
+            return _report(
+                listing,
+                (manifest.num_samples, manifest.num_shards, manifest.num_bytes),
+                manifest.identity,
+                begin_s,
+                quarantined=before.num_quarantined,
+                duplicates=int(manifest.made_by.get("duplicates", "0")),
+                already_packed=True,
+            )
         packing = _Packing(
             source=source,
             target=target,
@@ -92,14 +110,22 @@ def pack(
             config=config,
             storage=storage,
             progress=progress,
+            stage=stage,
         )
         with _running(engine, config) as runner:
+            packing.prepare(runner)
             packing.write_shards(runner)
             files, names, quarantined = packing.assemble(runner)
         packing.publish(files, quarantined)
         place.finish(set(names))
-        counts = (files.num_samples, len(names), files.num_bytes, len(quarantined))
-        return _report(listing, counts, files.identity, begin_s)
+        return _report(
+            listing,
+            (files.num_samples, len(names), files.num_bytes),
+            files.identity,
+            begin_s,
+            quarantined=len(quarantined),
+            duplicates=len(packing.duplicates),
+        )
     finally:
         source_store.close()
         target_store.close()
@@ -111,17 +137,11 @@ def plan_hash(listing: Listing, config: PackConfig) -> str:
     `drop_corrupt` is not among it: as long as nothing is corrupt it changes nothing, so a pack that stopped at a
     corrupt image continues with `drop_corrupt=true` where it stopped.
     """
-    block_bytes = config.block_bytes
-    said = {
-        "version": _PLAN_VERSION,
-        "kind": config.kind,
-        "shard_bytes": parse_bytes(config.shard_bytes, "pack.shard_bytes"),
-        "block_bytes": block_bytes if block_bytes == "auto" else parse_bytes(block_bytes, "pack.block_bytes"),
-        "check": config.check,
-        "shuffle": config.shuffle,
-        "seed": config.seed,
-        "source": listing.digest,
-    }
+    said: dict[str, object] = {key: value for key, value in asdict(config).items() if key not in _NO_PART_OF_THE_PLAN}
+    for name in ("shard_bytes", "block_bytes"):
+        value = getattr(config, name)
+        said[name] = value if value == "auto" else parse_bytes(value, f"pack.{name}")
+    said |= {"version": _PLAN_VERSION, "source": listing.digest}
     digest = Digest128()
     digest.update(json.dumps(said, sort_keys=True).encode())
     return digest.hex
@@ -140,10 +160,8 @@ class _Packing:
         config: PackConfig,
         storage: StorageConfig,
         progress: Progress,
+        stage: Stage,
     ) -> None:
-        sizes = np.asarray([image.num_bytes for image in listing.images], np.int64)
-        paths = [image.path for image in listing.images]
-        self._plan = make_plan(paths, sizes, labelled=bool(listing.classes), config=config)
         self._plan_hash = plan_hash(listing, config)
         self._source, self._target = source, target
         self._listing = listing
@@ -151,13 +169,45 @@ class _Packing:
         self._config = config
         self._storage = storage
         self._progress = progress
+        self._stage = stage
         self._num_samples: dict[str, int] = {}
+        self._quarantined: list[Quarantined] = []
+        self._transform = Transform.of(config)
+        self.duplicates: list[Duplicate] = []
+
+    def prepare(self, engine: Engine) -> None:
+        """Opens the inputs, finds duplicates and makes the plan."""
+        self._place.begin()
+        config, where = self._config, {"source": self._source, "target": self._target}
+        expanded = expand(
+            self._listing,
+            **where,
+            storage=self._storage,
+            config=config,
+            engine=engine,
+            progress=lambda done, total: self._stage("opening", done, total),
+        )
+        self._samples, self._classes = expanded.samples, expanded.classes
+        self._quarantined = expanded.quarantined
+        if config.dedup:
+            self._samples, self.duplicates = find_duplicates(
+                self._samples,
+                **where,
+                storage=self._storage,
+                engine=engine,
+                progress=lambda done, total: self._stage("hashing", done, total),
+            )
+        sizes = np.asarray([sample.num_bytes for sample in self._samples], np.int64)
+        if self._transform is not None:
+            share = transformed_share(self._samples, self._transform, **where, storage=self._storage, seed=config.seed)
+            sizes = np.maximum(1, (sizes * share).astype(np.int64))
+        members = np.asarray([len(sample.members) for sample in self._samples], np.int64)
+        self._plan = make_plan([sample.name for sample in self._samples], sizes, members=members, config=config)
+        self._names = shard_names(self._plan.num_shards, config.groups)
 
     def write_shards(self, engine: Engine) -> None:
         """Writes every shard that is not finished yet."""
-        self._place.begin()
-        plan = self._plan
-        names = shard_names(plan)
+        plan, names = self._plan, self._names
         finished = {name: done.rows.num_samples for name in names if (done := self._place.done(name)) is not None}
         self._num_samples = finished
         todo = [i for i, name in enumerate(names) if name not in finished]
@@ -168,7 +218,7 @@ class _Packing:
             for written in engine.run(write_shard, tasks, names=[task.name for task in tasks]):
                 assert isinstance(written.result, int)
                 finished[tasks[written.index].name] = written.result
-                num_done += len(tasks[written.index].images)
+                num_done += len(tasks[written.index].samples)
                 self._progress(num_done, len(plan.order))
         except NoSpaceError as error:
             raise self._no_space(error) from error
@@ -176,11 +226,11 @@ class _Packing:
     def assemble(self, engine: Engine) -> tuple[ManifestFiles, list[str], list[Quarantined]]:
         """Writes all indices; returns the manifest's files, the shards in it and the images left out."""
         block_samples = self._plan.block_samples
-        builder = ManifestBuilder(kind="images", classes=self._listing.classes, block_samples=block_samples)
+        builder = ManifestBuilder(kind="images", classes=self._classes, block_samples=block_samples)
         moved = self._moved_digests(engine)
         names: list[str] = []
-        quarantined: list[Quarantined] = []
-        for name in shard_names(self._plan):
+        quarantined = list(self._quarantined)
+        for name in self._names:
             done = self._read_done(name)
             quarantined.extend(done.quarantined)
             if not done.rows.num_samples:
@@ -201,16 +251,16 @@ class _Packing:
                 f"{quarantined[0].path}: {quarantined[0].reason}); look at the source, there is nothing to pack"
             )
         made_by = {"plan": self._plan_hash, "quarantined": str(len(quarantined))}
+        if self.duplicates:
+            made_by["duplicates"] = str(len(self.duplicates))
+        if self._config.groups:
+            made_by["groups"] = str(self._config.groups)
         return builder.finish(made_by), names, quarantined
 
     def publish(self, files: ManifestFiles, quarantined: Sequence[Quarantined]) -> None:
         """Writes the manifest, its header last: only then there is a data set."""
-        if quarantined:
-            ordered = sorted(quarantined, key=lambda entry: entry.path)
-            lines = [json.dumps(asdict(entry), ensure_ascii=False) for entry in ordered]
-            self._put(QUARANTINE_NAME, "".join(f"{line}\n" for line in lines).encode())
-        else:
-            self._place.store.delete(QUARANTINE_NAME)
+        self._put_lines(QUARANTINE_NAME, quarantined)
+        self._put_lines(DUPLICATES_NAME, self.duplicates)
         self._put(SHARDS_NAME, files.shards)
         self._put(HEADER_NAME, files.header)
 
@@ -218,7 +268,7 @@ class _Packing:
         """The part digests of the shards whose block grid moved, because samples before them were dropped."""
         block_samples, first = self._plan.block_samples, 0
         tasks = []
-        for name, planned in zip(shard_names(self._plan), self._plan.cuts.tolist(), strict=False):
+        for name, planned in zip(self._names, self._plan.cuts.tolist(), strict=False):
             num_samples = self._num_samples[name]
             if num_samples and (first - planned) % block_samples:
                 rows = self._read_done(name).rows
@@ -241,11 +291,12 @@ class _Packing:
             storage=self._storage,
             plan=self._plan_hash,
             name=name,
-            images=tuple(self._listing.images[i] for i in self._plan.order[start:stop].tolist()),
+            samples=tuple(self._samples[i] for i in self._plan.order[start:stop].tolist()),
             first_sample=start,
             block_samples=self._plan.block_samples,
             check=self._config.check,
             drop_corrupt=self._config.drop_corrupt,
+            transform=self._transform,
         )
 
     def _read_done(self, name: str) -> ShardDone:
@@ -255,6 +306,15 @@ class _Packing:
                 f"the record of {name} in {self._target} was replaced while packing; does another pack write there?"
             )
         return done
+
+    def _put_lines(self, key: str, entries: Sequence[Quarantined] | Sequence[Duplicate]) -> None:
+        """Writes a report, one JSON object a line, sorted by path; none where there is nothing to report."""
+        if not entries:
+            self._place.store.delete(key)
+            return
+        ordered = sorted(map(asdict, entries), key=lambda entry: str(entry["path"]))
+        lines = [json.dumps(entry, ensure_ascii=False) for entry in ordered]
+        self._put(key, "".join(f"{line}\n" for line in lines).encode())
 
     def _put(self, key: str, data: bytes) -> None:
         try:
@@ -268,11 +328,6 @@ class _Packing:
             f"({self._plan.num_bytes} bytes) at {self._target}; free space there or choose another target, then run "
             "the same command again: finished shards are kept"
         )
-
-
-def shard_names(plan: Plan) -> list[str]:
-    """`shard-000000.tar`, …: the shards of a plan in order."""
-    return [f"shard-{i:06d}.tar" for i in range(plan.num_shards)]
 
 
 @contextmanager
@@ -291,15 +346,24 @@ def _running(given: Engine | None, config: PackConfig) -> Iterator[Engine]:
 
 
 def _report(
-    listing: Listing, counts: tuple[int, int, int, int], identity: str, begin_s: float, *, already_packed: bool = False
+    listing: Listing,
+    counts: tuple[int, int, int],
+    identity: str,
+    begin_s: float,
+    *,
+    quarantined: int,
+    duplicates: int,
+    already_packed: bool = False,
 ) -> PackReport:
-    samples, shards, num_bytes, quarantined = counts
+    """counts: samples, shards, bytes."""
+    samples, shards, num_bytes = counts
     return PackReport(
         samples=samples,
         shards=shards,
         bytes=num_bytes,
         seconds=time.monotonic() - begin_s,
         quarantined=quarantined,
+        duplicates=duplicates,
         skipped=sum(listing.skipped.values()),
         skipped_kinds=listing.skipped,
         identity=identity,

@@ -14,9 +14,11 @@ from dalipipe.storage.store import Store
 
 PLAN_NAME = f"{FOLDER}/plan.json"
 QUARANTINE_NAME = "quarantine.jsonl"
+DUPLICATES_NAME = "duplicates.jsonl"
 
 _OURS = re.compile(
-    rf"shard-\d{{6,}}\.tar(\.idx)?|{re.escape(SHARDS_NAME)}|{re.escape(QUARANTINE_NAME)}|{re.escape(FOLDER)}/.+"
+    rf"(group-\d{{3,}}/)?shard-\d{{6,}}\.tar(\.idx)?|{re.escape(SHARDS_NAME)}|{re.escape(QUARANTINE_NAME)}|"
+    rf"{re.escape(DUPLICATES_NAME)}|{re.escape(FOLDER)}/.+"
 )
 
 
@@ -45,7 +47,9 @@ class Target:
         """
         if HEADER_NAME not in self._found:
             foreign = (
-                [] if PLAN_NAME in self._found else [key for key in self._found if re.match(r"shard-\d+\.tar$", key)]
+                []
+                if PLAN_NAME in self._found
+                else [key for key in self._found if re.match(r"(group-\d+/)?shard-\d+\.tar$", key)]
             )
             if foreign and not overwrite:
                 raise TargetExistsError(
@@ -96,7 +100,14 @@ class Target:
 
     def finish(self, shards: set[str]) -> None:
         """Removes what is of no more use once the manifest of `shards` is written; also after a kill just then."""
-        keep = {HEADER_NAME, SHARDS_NAME, QUARANTINE_NAME, *shards, *(f"{name}.idx" for name in shards)}
+        keep = {
+            HEADER_NAME,
+            SHARDS_NAME,
+            QUARANTINE_NAME,
+            DUPLICATES_NAME,
+            *shards,
+            *(f"{name}.idx" for name in shards),
+        }
         found = [info.key for info in self.store.list()]
         for key in sorted(found, key=lambda name: name == PLAN_NAME):
             if key not in keep and _OURS.fullmatch(key):

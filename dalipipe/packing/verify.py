@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dalipipe.engines.engine import Engine
 from dalipipe.errors import ConfigError, DataError, IntegrityError, ManifestError, StorageError
 from dalipipe.packing.images import undecodable_images
-from dalipipe.shards.digest import Digest64, digest64
+from dalipipe.shards.digest import NO_DIGEST, Digest64, digest64
 from dalipipe.shards.fields import field_of
 from dalipipe.shards.index import ShardIndex, part_rows
 from dalipipe.shards.manifest import Manifest, Shard
 from dalipipe.shards.tar import walk_tar
+from dalipipe.shards.webdataset import split_name
+from dalipipe.storage.linked import LinkedStore
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
 
@@ -27,12 +31,16 @@ _REMEDY = "copy it again from where it is whole, or pack again"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was found. `errors`: the first 100 of `num_errors`, each naming the shard and the bytes or the key."""
+    """What was found. `errors`: the first 100 of `num_errors`, each naming the shard and the bytes or the key.
+    without_checksum: parts of blocks whose digest the manifest does not know. damaged: for each shard that is not whole
+    whether its bytes are (False: only its index, or an image, is bad)."""
 
     samples: int
     shards: int
     num_errors: int
     errors: list[str]
+    without_checksum: int = 0
+    damaged: dict[int, bool] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
@@ -40,15 +48,31 @@ class VerifyReport:
         return self.num_errors == 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTask:
+    """One shard to check."""
+
+    url: str
+    storage: StorageConfig
+    number: int
+    decode: str
+
+
 @dataclass(slots=True)
-class _Errors:
-    listed: list[str] = field(default_factory=list)
+class Found:
+    """What is wrong with one shard. index_bad: its index. bytes_bad: the shard itself."""
+
+    errors: list[str] = field(default_factory=list)
     count: int = 0
+    without_checksum: int = 0
+    index_bad: bool = False
+    bytes_bad: bool = False
 
     def add(self, message: str) -> None:
+        """Notes an error."""
         self.count += 1
-        if len(self.listed) < MAX_LISTED_ERRORS:
-            self.listed.append(message)
+        if len(self.errors) < MAX_LISTED_ERRORS:
+            self.errors.append(message)
 
 
 def verify(
@@ -56,12 +80,14 @@ def verify(
     storage: StorageConfig,
     *,
     decode: bool | str = False,
+    engine: Engine | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> VerifyReport:
     """Checks sizes, digests of shards, blocks and indices, and the structure of the tars.
 
     Args:
         decode: also decode images: `"all"` (or True), `"sample"` (the first of every block) or `"none"` (or False).
+        engine: where shards are checked; in this process by default.
 
     Raises:
         ConfigError: `decode` is none of these. Damage is never raised, it is reported.
@@ -69,111 +95,149 @@ def verify(
     mode = {True: "all", False: "none"}.get(decode, decode) if isinstance(decode, bool) else decode
     if mode not in ("all", "sample", "none"):
         raise ConfigError(f"decode={decode!r} is not one of none, sample, all")
-    errors = _Errors()
-    store = open_store(url, storage)
-    try:
+    with closing(open_linked(url, storage)) as store:
         try:
             manifest = Manifest.open(store.read)
         except (ManifestError, StorageError) as error:
-            errors.add(f"{store.url}: {error}")
-            return VerifyReport(samples=0, shards=0, num_errors=errors.count, errors=errors.listed)
-        check = _Check(store, manifest, str(mode), errors)
-        done_bytes, total_bytes = 0, manifest.num_bytes
-        for number in range(manifest.num_shards):
-            for num_bytes in check.shard(number):
-                done_bytes += num_bytes
-                progress(done_bytes, total_bytes)
+            return VerifyReport(samples=0, shards=0, num_errors=1, errors=[f"{store.url}: {error}"])
+        total_bytes = manifest.num_bytes
+        names = [manifest.shard(number).name for number in range(manifest.num_shards)]
+        found: dict[int, Found] = {}
+        if engine is None:
+            check, done_bytes = _Check(store, manifest, str(mode)), 0
+            for number in range(manifest.num_shards):
+                for num_bytes in check.shard(number, found.setdefault(number, Found())):
+                    done_bytes += num_bytes
+                    progress(done_bytes, total_bytes)
+        else:
+            tasks = [ShardTask(url=url, storage=storage, number=n, decode=str(mode)) for n in range(len(names))]
+            for number, one in _in_parallel(engine, tasks, names):
+                found[number] = one
+                progress(sum(manifest.shard(n).num_bytes for n in found), total_bytes)
+        ordered = [found[number] for number in range(manifest.num_shards)]
         return VerifyReport(
-            samples=manifest.num_samples, shards=manifest.num_shards, num_errors=errors.count, errors=errors.listed
+            samples=manifest.num_samples,
+            shards=manifest.num_shards,
+            num_errors=sum(one.count for one in ordered),
+            errors=[error for one in ordered for error in one.errors][:MAX_LISTED_ERRORS],
+            without_checksum=sum(one.without_checksum for one in ordered),
+            damaged={n: one.bytes_bad for n, one in enumerate(ordered) if one.bytes_bad or one.index_bad},
         )
-    finally:
-        store.close()
+
+
+def verify_shard(task: ShardTask) -> Found:
+    """Checks one shard, for an engine."""
+    found = Found()
+    with closing(open_linked(task.url, task.storage)) as store:
+        for _ in _Check(store, Manifest.open(store.read), task.decode).shard(task.number, found):
+            pass
+    return found
+
+
+def open_linked(url: str, storage: StorageConfig) -> LinkedStore:
+    """The store of a data set whose shards may lie elsewhere."""
+    return LinkedStore(url, lambda at: open_store(at, storage))
+
+
+def _in_parallel(engine: Engine, tasks: list[ShardTask], names: list[str]) -> Iterator[tuple[int, Found]]:
+    for done in engine.run(verify_shard, tasks, names=[f"verify {name}" for name in names]):
+        assert isinstance(done.result, Found)
+        yield tasks[done.index].number, done.result
 
 
 class _Check:
     """The checks of one data set, shard by shard."""
 
-    def __init__(self, store: Store, manifest: Manifest, decode: str, errors: _Errors) -> None:
+    def __init__(self, store: Store, manifest: Manifest, decode: str) -> None:
         self._store = store
         self._manifest = manifest
         self._decode = decode
-        self._errors = errors
 
-    def shard(self, number: int) -> Iterator[int]:
+    def shard(self, number: int, found: Found) -> Iterator[int]:
         """Checks one shard; yields the bytes read as they are read, and at last those that need no reading."""
         shard = self._manifest.shard(number)
         num_left = shard.num_bytes
         try:
-            for num_bytes in self._read_through(shard, self._index(number)):
+            for num_bytes in self._read_through(shard, self._index(number, found), found):
                 num_left -= num_bytes
                 yield num_bytes
         except (StorageError, DataError) as error:
-            self._errors.add(f"{self._name(shard)}: {error}")
+            found.bytes_bad = True
+            found.add(f"{self._name(shard)}: {error}")
         yield num_left
 
     def _name(self, shard: Shard) -> str:
         return f"{self._store.url}/{shard.name}"
 
-    def _index(self, number: int) -> ShardIndex | None:
+    def _index(self, number: int, found: Found) -> ShardIndex | None:
         try:
             return self._manifest.index(number)
         except (ManifestError, StorageError) as error:
-            self._errors.add(f"{self._store.url}/{self._manifest.shard(number).index_name}: {error}")
+            found.index_bad = True
+            found.add(f"{self._store.url}/{self._manifest.shard(number).index_name}: {error}")
             return None
 
-    def _read_through(self, shard: Shard, index: ShardIndex | None) -> Iterator[int]:
+    def _read_through(self, shard: Shard, index: ShardIndex | None, found: Found) -> Iterator[int]:
         found_bytes = self._store.head(shard.name).num_bytes
         if found_bytes != shard.num_bytes:
-            self._errors.add(
-                f"{self._name(shard)} has {found_bytes} bytes, the manifest states {shard.num_bytes}; {_REMEDY}"
-            )
+            found.bytes_bad = True
+            found.add(f"{self._name(shard)} has {found_bytes} bytes, the manifest states {shard.num_bytes}; {_REMEDY}")
             return
-        whole, num_before = Digest64(), self._errors.count
-        num_parts = 0 if index is None else len(index.parts.starts)
-        for part in range(num_parts):
-            assert index is not None
-            start, stop = int(index.parts.starts[part]), int(index.parts.stops[part])
-            data = self._store.read(shard.name, start, stop)
-            whole.update(data)
-            self._part(shard, index, part, data)
-            yield len(data)
-        end_of_samples = 0 if index is None else int(index.parts.stops[-1])
-        for start in range(end_of_samples, shard.num_bytes, _PIECE_BYTES):
-            data = self._store.read(shard.name, start, min(start + _PIECE_BYTES, shard.num_bytes))
-            whole.update(data)
-            yield len(data)
-        if whole.value != shard.digest and self._errors.count == num_before:
-            self._errors.add(
+        whole, at = Digest64(), 0
+        extents = (
+            [] if index is None else list(zip(index.parts.starts.tolist(), index.parts.stops.tolist(), strict=True))
+        )
+        for part, (start, stop) in enumerate([*extents, (shard.num_bytes, shard.num_bytes)]):
+            for piece in range(at, start, _PIECE_BYTES):
+                data = self._store.read(shard.name, piece, min(piece + _PIECE_BYTES, start))
+                whole.update(data)
+                yield len(data)
+            at = stop
+            if stop > start and index is not None:
+                data = self._store.read(shard.name, start, stop)
+                whole.update(data)
+                self._part(shard, index, part, data, found)
+                yield len(data)
+        if NO_DIGEST != shard.digest != whole.value and not found.bytes_bad:
+            found.bytes_bad = True
+            end = 0 if not extents else extents[-1][1]
+            found.add(
                 f"{self._name(shard)} has digest {whole.value:016x}, the manifest states {shard.digest:016x}"
-                + (f": bytes [{end_of_samples}, {shard.num_bytes}), its end, differ" if index is not None else "")
+                + (f": bytes [{end}, {shard.num_bytes}), its end, differ" if extents else "")
                 + f"; {_REMEDY}"
             )
 
-    def _part(self, shard: Shard, index: ShardIndex, part: int, data: memoryview) -> None:
+    def _part(self, shard: Shard, index: ShardIndex, part: int, data: memoryview, found: Found) -> None:
         """Checks the part of a block that lies in a shard: digest, tar members against the index, images."""
         start, stop = int(index.parts.starts[part]), int(index.parts.stops[part])
         first, end = part_rows(shard.first_sample, shard.num_samples, self._manifest.block_samples)[part]
-        found, stated = digest64(data), int(index.parts.digests[part])
-        if found != stated:
-            self._errors.add(
+        digest, stated = digest64(data), int(index.parts.digests[part])
+        if stated == NO_DIGEST:
+            found.without_checksum += 1
+        elif digest != stated:
+            found.bytes_bad = True
+            found.add(
                 f"{self._name(shard)}: bytes [{start}, {stop}) (samples {index.key(first)!r} to "
-                f"{index.key(end - 1)!r}) have digest {found:016x}, the index states {stated:016x}; {_REMEDY}"
+                f"{index.key(end - 1)!r}) have digest {digest:016x}, the index states {stated:016x}; {_REMEDY}"
             )
             return
         wrong = _wrong_structure(index, range(first, end), start, data)
         if wrong:
-            self._errors.add(f"{self._name(shard)}: bytes [{start}, {stop}): {wrong}; pack again")
+            found.index_bad = True
+            found.add(f"{self._name(shard)}: bytes [{start}, {stop}): {wrong}; pack or index again")
         elif self._decode != "none":
-            self._images(shard, index, range(first, end if self._decode == "all" else first + 1), data, start)
+            self._images(shard, index, range(first, end if self._decode == "all" else first + 1), data, found)
 
-    def _images(self, shard: Shard, index: ShardIndex, rows: range, data: memoryview, start: int) -> None:
+    def _images(self, shard: Shard, index: ShardIndex, rows: range, data: memoryview, found: Found) -> None:
+        part = part_rows(shard.first_sample, shard.num_samples, self._manifest.block_samples)
+        start = int(index.parts.starts[next(i for i, (a, _) in enumerate(part) if a == rows.start)])
         offsets, sizes = index.rows_fields.get("image", (np.empty(0, np.int64), np.empty(0, np.int64)))
         present = [(row, int(offsets[row]), int(offsets[row] + sizes[row])) for row in rows if row < len(offsets)]
         present = [(row, first, stop) for row, first, stop in present if first >= 0]
         reasons = undecodable_images([data[first - start : stop - start] for _, first, stop in present])
         for (row, first, stop), reason in zip(present, reasons, strict=True):
             if reason is not None:
-                self._errors.add(
+                found.add(
                     f"{self._name(shard)}: image of sample {index.key(row)!r} at bytes [{first}, {stop}) cannot be "
                     f"decoded: {reason}; mend the source and pack again"
                 )
@@ -187,11 +251,15 @@ def _wrong_structure(index: ShardIndex, rows: range, start: int, data: memoryvie
         for name, (offsets, sizes) in index.rows_fields.items()
         if offsets[row] >= 0
     }
+    keys = {index.key(row) for row in rows}
     found = {}
     try:
         for member in walk_tar(data):
-            key, _, extension = member.name.rpartition(".")
-            found[key, field_of(extension)] = (start + member.offset, member.num_bytes)
+            named = split_name(member.name)
+            if named is not None and named[0] not in keys:
+                named = split_name(member.name, "last")
+            if named is not None:
+                found[named[0], field_of(named[1])] = (start + member.offset, member.num_bytes)
     except IntegrityError as error:
         return str(error)
     for key, name in sorted(stated.keys() | found.keys()):

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+NO_DIGEST = 0
+"""Stands for a digest that is not known, as of tars that were only indexed. (A digest that is 0 is taken for one: one
+in 2**64.)"""
+
+
 def digest64(data: Buffer) -> int:
     """The xxh3-64 of a buffer, in [0, 2**64): kept as uint64 in Arrow files."""
     return xxhash.xxh3_64_intdigest(data)

@@ -30,9 +30,15 @@ from dalipipe.shards.header import (
 )
 from dalipipe.shards.index import ShardIndex, open_index
 from dalipipe.shards.shape import BlockGrid, DataShape
+from dalipipe.storage.url import is_link
 
 Ints = npt.NDArray[np.int64]
 Read = Callable[[str], "bytes | memoryview"]
+
+
+def index_name(shard: str) -> str:
+    """The name of the index of a shard by the shard's name."""
+    return f"index/{digest64(shard.encode()):016x}.idx" if is_link(shard) else f"{shard}.idx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +54,8 @@ class Shard:
 
     @property
     def index_name(self) -> str:
-        """The name of its index."""
-        return f"{self.name}.idx"
+        """The name of its index: beside the shard, or in `index/` where the shard lies outside the data set."""
+        return index_name(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ give equal bytes. Names that do not fit the 1988 header travel in PAX records.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -116,34 +116,48 @@ class TarWriter:
 def walk_tar(data: Buffer) -> Iterator[TarMember]:
     """Yields the regular files of a tar, or of a piece of one that starts and ends between members.
 
-    Offsets are relative to `data`. Understands PAX paths and GNU long names; stops at the end of archive.
+    Offsets are relative to `data`. Understands PAX paths and sizes and GNU long names; stops at the end of archive.
 
     Raises:
         IntegrityError: a header is torn, its checksum is wrong, or a member passes the end of `data`.
     """
     view = memoryview(data).cast("B")
-    position, start, long_name = 0, 0, None
-    while position < len(view):
-        header = bytes(view[position : position + RECORD_BYTES])
+    return scan_tar(lambda start, stop: view[start:stop], len(view))
+
+
+def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[TarMember]:
+    """Yields the regular files of a tar of `num_bytes` as `walk_tar` does, but reads only headers and long names.
+
+    Args:
+        read: gives the bytes [start, stop) of the tar.
+    """
+    position, start, long_name, long_bytes = 0, 0, None, None
+    while position < num_bytes:
+        header = bytes(read(position, min(position + RECORD_BYTES, num_bytes)))
         if len(header) < RECORD_BYTES:
             raise IntegrityError(f"tar header at byte {position} is cut short ({len(header)} of {RECORD_BYTES} bytes)")
         if header.count(0) == RECORD_BYTES:
             return
-        num_bytes = _checked_size(header, position)
-        offset = position + RECORD_BYTES
-        stop = offset + padded(num_bytes)
-        if stop > len(view):
-            raise IntegrityError(f"tar member at byte {position} ({num_bytes} bytes) passes the end at {len(view)}")
+        content_bytes = _checked_size(header, position)
         kind = header[156:157]
+        if kind in _REGULAR and long_bytes is not None:
+            content_bytes = long_bytes
+        offset = position + RECORD_BYTES
+        stop = offset + padded(content_bytes)
+        if stop > num_bytes:
+            raise IntegrityError(f"tar member at byte {position} ({content_bytes} bytes) passes the end at {num_bytes}")
         if kind == _PAX_LOCAL:
-            long_name = _pax_path(bytes(view[offset : offset + num_bytes])) or long_name
+            records = _pax_records(bytes(read(offset, offset + content_bytes)))
+            long_name = _text(records[b"path"]) if b"path" in records else long_name
+            size = records.get(b"size", b"")
+            long_bytes = int(size) if size.isdigit() else long_bytes
         elif kind == _GNU_LONG_NAME:
-            long_name = _text(bytes(view[offset : offset + num_bytes]))
+            long_name = _text(bytes(read(offset, offset + content_bytes)))
         elif kind not in (_PAX_GLOBAL, _GNU_LONG_LINK):
             if kind in _REGULAR:
                 name = _short_name(header) if long_name is None else long_name
-                yield TarMember(name=name, start=start, offset=offset, num_bytes=num_bytes, stop=stop)
-            start, long_name = stop, None
+                yield TarMember(name=name, start=start, offset=offset, num_bytes=content_bytes, stop=stop)
+            start, long_name, long_bytes = stop, None, None
         position = stop
 
 
@@ -167,18 +181,18 @@ def _short_name(header: bytes) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
-def _pax_path(records: bytes) -> str | None:
-    """The `path` of PAX records, each `LENGTH KEY=VALUE\\n` where LENGTH counts the whole record."""
+def _pax_records(data: bytes) -> dict[bytes, bytes]:
+    """PAX records, each `LENGTH KEY=VALUE\\n` where LENGTH counts the whole record."""
     position = 0
-    while position < len(records):
-        length = records[position:].split(b" ", 1)[0]
+    found: dict[bytes, bytes] = {}
+    while position < len(data):
+        length = data[position:].split(b" ", 1)[0]
         if not length.isdigit() or int(length) <= len(length) + 1:
-            return None
-        key, _, value = records[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
-        if key == b"path":
-            return _text(value)
+            break
+        key, _, value = data[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
+        found[key] = value
         position += int(length)
-    return None
+    return found
 
 
 def _text(raw: bytes) -> str:

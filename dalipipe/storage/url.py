@@ -55,6 +55,49 @@ def check_prefix(prefix: str) -> str:
     return check_key(prefix.removesuffix("/")) if prefix not in ("", "/") else ""
 
 
+def is_link(key: str) -> bool:
+    """Whether a shard's name leads out of its data set: a whole URL, or a path that starts with `../`."""
+    return "://" in key or key.startswith("../")
+
+
+def link_target(base: str, key: str) -> tuple[str, str]:
+    """The store's URL and the key within it of a link in a data set at `base`.
+
+    Raises:
+        ConfigError: `../` leads past the host, bucket or root.
+    """
+    url = key
+    if "://" not in key:
+        scheme, separator, path = base.rpartition("://")
+        parts = path.split("/")
+        rest = key
+        while rest.startswith("../"):
+            rest = rest[3:]
+            if len(parts) <= 1:
+                raise ConfigError(f"the shard name {key!r} leads out of {base}")
+            parts.pop()
+        url = f"{scheme}{separator}{'/'.join([*parts, rest])}"
+    folder, _, name = url.rpartition("/")
+    return folder, check_key(name)
+
+
+def link_from(base: str, url: str) -> str:
+    """The name that an object at `url` has in a data set at `base`: relative where both have a root in common."""
+    scheme, _, _ = base.rpartition("://")
+    if scheme != url.rpartition("://")[0]:
+        return url if "://" in url else f"file://{quote(url)}"
+    ours, theirs = base.split("/"), url.split("/")
+    common = 0
+    while common < min(len(ours), len(theirs) - 1) and ours[common] == theirs[common]:
+        common += 1
+    if common == len(ours):
+        return "/".join(theirs[common:])
+    # The parts before any folder: the root of a path, or `scheme:`, an empty part and the host or bucket.
+    if common < (3 if scheme else 2):
+        return url if scheme else f"file://{quote(url)}"
+    return "../" * (len(ours) - common) + "/".join(theirs[common:])
+
+
 def join_url(base: str, key: str) -> str:
     """The full URL of `key` below `base`: `join_url("s3://b/set/", "a/0.jpg")` is `"s3://b/set/a/0.jpg"`.
 

@@ -22,19 +22,19 @@ def test_class_folders(tmp_path):
     store = make(tmp_path, "dog/b.JPEG", "ant/deep/er/a.png", "dog/a.jpg", "cow/x.webp")
     listing = discover(store)
     assert listing.classes == ("ant", "cow", "dog")
-    assert [(i.path, i.key, i.label, i.extension) for i in listing.images] == [
-        ("ant/deep/er/a.png", "ant/deep/er/a", 0, "png"),
-        ("cow/x.webp", "cow/x", 1, "webp"),
-        ("dog/a.jpg", "dog/a", 2, "jpg"),
-        ("dog/b.JPEG", "dog/b", 2, "jpeg"),
+    assert [(s.name, s.key, s.members[1].data, s.members[0].extension) for s in listing.samples] == [
+        ("ant/deep/er/a.png", "ant/deep/er/a", b"0", "png"),
+        ("cow/x.webp", "cow/x", b"1", "webp"),
+        ("dog/a.jpg", "dog/a", b"2", "jpg"),
+        ("dog/b.JPEG", "dog/b", b"2", "jpeg"),
     ]
-    assert [i.num_bytes for i in listing.images] == [len(i.path) for i in listing.images]
+    assert [s.members[0].num_bytes for s in listing.samples] == [len(s.name) for s in listing.samples]
 
 
 def test_a_flat_folder_has_no_labels(tmp_path):
     listing = discover(make(tmp_path, "b.jpg", "a.jpg"))
     assert listing.classes == ()
-    assert [(i.key, i.label) for i in listing.images] == [("a", -1), ("b", -1)]
+    assert [(s.key, len(s.members)) for s in listing.samples] == [("a", 1), ("b", 1)]
 
 
 def test_what_is_no_image_is_counted(tmp_path):

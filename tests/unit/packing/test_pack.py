@@ -317,7 +317,7 @@ def test_an_image_that_changes_meanwhile(tmp_path, change, error, message):
 
 def test_a_full_disk_says_how_much_is_needed_and_finished_shards_are_kept(lake, tmp_path, monkeypatch):
     """Writing to /dev/full is a real ENOSPC of the kernel."""
-    open_temporary = dalipipe.packing.images._temporary_file
+    open_temporary = dalipipe.packing.images.temporary_file
     opened = []
 
     def second_is_full(target):
@@ -325,7 +325,7 @@ def test_a_full_disk_says_how_much_is_needed_and_finished_shards_are_kept(lake, 
         return open_temporary(target) if len(opened) != 2 else Path("/dev/full").open("wb")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dalipipe.packing.images._temporary_file", second_is_full)
+        patch.setattr("dalipipe.packing.images.temporary_file", second_is_full)
         with pytest.raises(
             NoSpaceError, match=rf"shard-000001\.tar .*needs about 2\.\d MB \(\d+ bytes\) at {tmp_path}"
         ):

@@ -46,17 +46,17 @@ def test_shuffle_mixes_and_one_file_more_moves_no_other():
 def test_plan_deals_every_sample_once_into_the_fewest_shards():
     paths = [f"c/{i:04d}.jpg" for i in range(500)]
     sizes = np.random.default_rng(0).integers(5_000, 15_000, 500)
-    plan = make_plan(paths, sizes, labelled=True, config=PackConfig(shard_bytes="1MiB"))
+    plan = make_plan(paths, sizes, members=np.full(len(paths), 2), config=PackConfig(shard_bytes="1MiB"))
     assert sorted(plan.order.tolist()) == list(range(500))
     assert plan.num_shards == -(-plan.num_bytes // 2**20) == 6
     loads = [sizes[plan.order[a:b]].sum() for a, b in pairwise(plan.cuts)]
     assert max(loads) < 1.05 * min(loads)
-    unshuffled = make_plan(paths, sizes, labelled=False, config=PackConfig(shard_bytes="1MiB", shuffle=False))
+    unshuffled = make_plan(paths, sizes, members=np.full(len(paths), 1), config=PackConfig(shard_bytes="1MiB", shuffle=False))
     assert unshuffled.order.tolist() == list(range(500))
 
 
 def test_one_sample_makes_one_shard():
-    plan = make_plan(["a.jpg"], np.asarray([10**7]), labelled=False, config=PackConfig(shard_bytes="1MiB"))
+    plan = make_plan(["a.jpg"], np.asarray([10**7]), members=np.asarray([1]), config=PackConfig(shard_bytes="1MiB"))
     assert (plan.num_shards, plan.block_samples, plan.cuts.tolist()) == (1, 1, [0, 1])
 
 
@@ -84,7 +84,12 @@ def test_block_samples(args, expected):
         ({"block_bytes": "1GiB"}, r"pack\.block_bytes='1GiB' must be"),
         ({"block_bytes": "lots"}, r"pack\.block_bytes='lots' is not a size"),
         ({"check": "deocde"}, r"pack\.check='deocde' is not one of decode, header, none"),
-        ({"kind": "tokens"}, r"pack\.kind='tokens' is not available"),
+        ({"kind": "tarballs"}, r"pack\.kind='tarballs' is not one of images, tars"),
+        ({"groups": 4, "shuffle": False}, r"pack\.groups=4 needs pack\.shuffle=true"),
+        ({"quality": 0}, r"pack\.quality=0 1 to 100"),
+        ({"reencode": "gif"}, r"pack\.reencode='gif' is not one of '', jpeg, webp, png"),
+        ({"device": "cuda:0"}, r"pack\.device='cuda:0': .* with pack\.reencode=jpeg"),
+        ({"kind": "tars", "labels": "a.csv"}, r"pack\.labels='a\.csv' goes with image files"),
         ({"workers": -1}, r"pack\.workers=-1 must be at least 0"),
     ],
 )

@@ -1,0 +1,28 @@
+"""`dalipipe index source=URL`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from dalipipe.cli.output import emit, progress
+from dalipipe.cli.schema import IndexJob
+from dalipipe.errors import ConfigError
+from dalipipe.units import format_bytes
+
+
+def run(cfg: IndexJob, *, as_json: bool) -> int:
+    """Makes a manifest over tars that exist."""
+    from dalipipe.packing.index import index
+
+    if not cfg.source:
+        raise ConfigError("index needs source=URL: the folder or bucket prefix that holds the tars")
+    with progress("indexing") as report:
+        done = index(cfg.source, cfg.target, cfg.index, cfg.storage, progress=report)
+    text = (
+        f"indexed {done.samples} samples in {done.shards} tars, {format_bytes(done.bytes)}, in {done.seconds:.1f} s by "
+        f"reading {format_bytes(done.bytes_read)} of them: {cfg.target or cfg.source}"
+    )
+    if not done.checksums:
+        text += "\nchecksums are not known yet: `dalipipe verify URL repair=true` reads every byte once and adds them"
+    emit(asdict(done), text, as_json=as_json)
+    return 0

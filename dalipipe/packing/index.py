@@ -1,0 +1,247 @@
+"""A manifest for tars that exist already: their headers are read, their contents are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dalipipe.errors import (
+    ConfigError,
+    CorruptSampleError,
+    IntegrityError,
+    ObjectNotFoundError,
+    SourceError,
+    TargetExistsError,
+)
+from dalipipe.packing.config import IndexConfig
+from dalipipe.packing.discover import TAR_ENDINGS
+from dalipipe.packing.inputs import is_compressed
+from dalipipe.packing.plan import DOTS, block_samples
+from dalipipe.packing.verify import open_linked
+from dalipipe.packing.written import Written, publish, read_digests
+from dalipipe.shards.digest import NO_DIGEST
+from dalipipe.shards.fields import field_of
+from dalipipe.shards.header import HEADER_NAME
+from dalipipe.shards.imageheader import parse_image_header
+from dalipipe.shards.index import Rows
+from dalipipe.shards.tar import SampleExtent, scan_tar
+from dalipipe.shards.webdataset import Group, HeaderWindow, group_neighbours
+from dalipipe.storage.open import open_store
+from dalipipe.storage.store import ObjectInfo, StorageConfig, Store
+from dalipipe.storage.url import link_from
+from dalipipe.units import parse_bytes
+
+DALI_VERSION = "v1.2"
+Progress = Callable[[int, int], None]
+"""(tars done, tars in all; 0 while they are still listed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexReport:
+    """What was indexed. bytes: of all tars; bytes_read: of them, to learn what they hold. checksums: known or not."""
+
+    samples: int
+    shards: int
+    bytes: int
+    bytes_read: int
+    seconds: float
+    checksums: bool
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Scanned:
+    written: Written
+    dali: str
+    bytes_read: int
+
+
+def index(
+    source: str,
+    target: str,
+    config: IndexConfig,
+    storage: StorageConfig,
+    *,
+    progress: Progress = lambda _done, _total: None,
+) -> IndexReport:
+    """Makes a manifest over the tars under the URL `source`, at the URL `target` (empty: beside them).
+
+    Memory is about 250 bytes a sample. Tars are taken in the order of their names.
+
+    Raises:
+        ConfigError: a value of `config` can never work.
+        SourceError: there is no tar, one is compressed or damaged, or its samples cannot be read in place.
+        TargetExistsError: there is a manifest at the target and `index.overwrite` is off.
+    """
+    begin_s = time.monotonic()
+    window_bytes = _check_config(config)
+    with (
+        closing(open_store(source, storage)) as store,
+        closing(open_linked(target or source, storage)) as place,
+    ):
+        if not config.overwrite and has_manifest(place):
+            raise TargetExistsError(
+                f"{place.url} has a manifest already; use it, or set index.overwrite=true to replace it"
+            )
+        tars = _tars(store, progress)
+
+        def scan(info: ObjectInfo) -> _Scanned:
+            return _scan(store, info, config, window_bytes, link_from(place.url, f"{store.url}/{info.key}"))
+
+        with ThreadPoolExecutor(storage.concurrency, thread_name_prefix="index") as pool:
+            scanned = []
+            for number, one in enumerate(pool.map(scan, tars), start=1):
+                scanned.append(one)
+                progress(number, len(tars))
+            full = [one for one in scanned if one.written.rows.num_samples]
+            if not full:
+                raise SourceError(f"the {len(tars)} tars of {store.url} hold no sample; check source= and index.dots")
+            shards = [one.written for one in full]
+            num_samples = sum(shard.rows.num_samples for shard in shards)
+            num_bytes = sum(shard.num_bytes for shard in shards)
+            size = block_samples(num_samples, len(shards), num_bytes, config.block_bytes)
+            if config.checksums:
+                shards = list(pool.map(lambda pair: _with_digests(place, *pair), _cut(shards, size)))
+        files = publish(place, shards, kind="images", classes=(), block_samples=size, made_by={"indexed": "true"})
+        if config.dali:
+            for one in full:
+                place.put(f"{one.written.name.rpartition('/')[2].removesuffix('.tar')}.idx", one.dali.encode())
+    return IndexReport(
+        samples=num_samples,
+        shards=len(shards),
+        bytes=num_bytes,
+        bytes_read=num_bytes if config.checksums else sum(one.bytes_read for one in scanned),
+        seconds=time.monotonic() - begin_s,
+        checksums=config.checksums,
+        identity=files.identity,
+    )
+
+
+def _check_config(config: IndexConfig) -> int:
+    if config.dots not in DOTS:
+        raise ConfigError(f"index.dots={config.dots!r} is not one of {', '.join(DOTS)}")
+    if config.block_bytes != "auto":
+        parse_bytes(config.block_bytes, "index.block_bytes")
+    window_bytes = parse_bytes(config.window_bytes, "index.window_bytes")
+    if window_bytes < 512:
+        raise ConfigError(f"index.window_bytes={config.window_bytes!r} must be at least 512, one tar header")
+    return window_bytes
+
+
+def has_manifest(place: Store) -> bool:
+    """Whether a data set lies there."""
+    try:
+        place.head(HEADER_NAME)
+    except (ObjectNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _tars(store: Store, progress: Progress) -> list[ObjectInfo]:
+    tars = []
+    try:
+        for number, info in enumerate(store.list()):
+            if number % 1000 == 0:
+                progress(number, 0)
+            if info.key.lower().endswith(TAR_ENDINGS) and not info.key.startswith("."):
+                tars.append(info)
+    except (ObjectNotFoundError, NotADirectoryError) as error:
+        raise SourceError(f"the source {store.url} does not exist or is no folder: {error}; check source=") from error
+    compressed = [info.key for info in tars if is_compressed(info.key)]
+    if compressed:
+        raise SourceError(
+            f"{len(compressed)} tars of {store.url} are compressed, such as {compressed[0]}: a sample of one cannot be "
+            "read by itself; pack them with `dalipipe pack pack=tars`"
+        )
+    if not tars:
+        raise SourceError(f"the source {store.url} holds no tar; check source=")
+    return sorted(tars, key=lambda info: info.key)
+
+
+def _scan(store: Store, info: ObjectInfo, config: IndexConfig, window_bytes: int, name: str) -> _Scanned:
+    window = HeaderWindow(lambda start, stop: store.read(info.key, start, stop), info.num_bytes, window_bytes)
+    keys: list[str] = []
+    seen: set[str] = set()
+    extents: list[SampleExtent] = []
+    sizes: list[tuple[int, int]] = []
+    lines: list[str] = []
+    try:
+        for group, size in _groups(window, info.num_bytes, config.dots):
+            _check_group(store, info, group, seen)
+            seen.add(group.key)
+            keys.append(group.key)
+            extents.append(_extent(group))
+            sizes.append(size)
+            lines.append(" ".join(f"{e} {m.offset} {m.num_bytes} {m.name}" for e, m in group.members.items()))
+    except IntegrityError as error:
+        raise SourceError(
+            f"{store.url}/{info.key} cannot be indexed: {error}; copy it again from where it is whole"
+        ) from error
+    rows = Rows.of(keys, extents, np.asarray(sizes, np.int32).reshape(-1, 2))
+    extensions = tuple(sorted({e for extent in extents for e in extent.members}))
+    written = Written(name=name, num_bytes=info.num_bytes, digest=NO_DIGEST, rows=rows, extensions=extensions, known={})
+    dali = "\n".join([f"{DALI_VERSION} {len(lines)}", *lines]) + "\n"
+    return _Scanned(written, dali if config.dali else "", window.bytes_read)
+
+
+def _groups(window: HeaderWindow, num_bytes: int, dots: str) -> Iterator[tuple[Group, tuple[int, int]]]:
+    """Samples with the (height, width) of their image, as far as the window holds its header when it is passed."""
+    size_at: dict[int, tuple[int, int]] = {}
+
+    def watched() -> Iterator[object]:
+        for member in scan_tar(window, num_bytes):
+            if field_of(member.name.rpartition(".")[2]) == "image":
+                size_at[member.offset] = _size(window.held(member.offset, member.offset + member.num_bytes))
+            yield member
+
+    for group in group_neighbours(watched(), dots):  # type: ignore[arg-type]
+        image = next((m for e, m in group.members.items() if field_of(e) == "image"), None)
+        yield group, (0, 0) if image is None else size_at.get(image.offset, (0, 0))
+
+
+def _size(held: memoryview) -> tuple[int, int]:
+    try:
+        header = parse_image_header(held)
+    except CorruptSampleError:
+        return 0, 0
+    return header.height, header.width
+
+
+def _check_group(store: Store, info: ObjectInfo, group: Group, seen: set[str]) -> None:
+    fields = [field_of(extension) for extension in group.members]
+    if group.key not in seen and len(set(fields)) == len(fields):
+        return
+    what = (
+        f"the members of {group.key!r} do not lie side by side, or the key comes twice"
+        if group.key in seen
+        else f"sample {group.key!r} has {', '.join(group.members)}, two of which are the same field"
+    )
+    raise SourceError(f"{store.url}/{info.key} cannot be read in place: {what}; pack it with `dalipipe pack pack=tars`")
+
+
+def _extent(group: Group) -> SampleExtent:
+    members = list(group.members.values())
+    return SampleExtent(
+        start=members[0].start,
+        stop=members[-1].stop,
+        members={extension: (m.offset, m.num_bytes) for extension, m in group.members.items()},
+    )
+
+
+def _cut(shards: Sequence[Written], size: int) -> list[tuple[Written, list[tuple[int, int]]]]:
+    """Each shard with the extents of its block parts."""
+    first, cut = 0, []
+    for shard in shards:
+        cut.append((shard, shard.extents(first, size)))
+        first += shard.rows.num_samples
+    return cut
+
+
+def _with_digests(place: Store, shard: Written, extents: list[tuple[int, int]]) -> Written:
+    whole, known = read_digests(place, shard.name, shard.num_bytes, extents)
+    return replace(shard, digest=whole, known=known)
