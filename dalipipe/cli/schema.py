@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from dalipipe.build import LoadConfig
 from dalipipe.cache.config import CacheConfig
 from dalipipe.engines.config import RayConfig
+from dalipipe.loader.config import LoaderConfig
 from dalipipe.metrics.config import BenchConfig, CostConfig
+from dalipipe.order.config import ShuffleConfig
 from dalipipe.packing.config import IndexConfig, PackConfig, PreviewConfig
 from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
@@ -159,6 +161,18 @@ class ReportJob:
     cost: CostConfig = field(default_factory=CostConfig)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoJob:
+    """`dalipipe info`."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    quality: bool = False
+    """Also how well the set will mix under `shuffle` and `loader`: collision ratio, design effect, recurrence, rho."""
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+
+
 JOBS: dict[str, type] = {
     "train": LoadConfig,
     "eval": LoadConfig,
@@ -167,7 +181,7 @@ JOBS: dict[str, type] = {
     "index": IndexJob,
     "merge": MergeJob,
     "preview": PreviewJob,
-    "info": InspectJob,
+    "info": InfoJob,
     "verify": InspectJob,
     "bench": BenchJob,
     "spin": BenchJob,
