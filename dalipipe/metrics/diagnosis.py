@@ -23,7 +23,8 @@ COLLECTIVE_SHARE = 0.25
 UNMARKED_SHARE = 0.10
 HICCUP_SHARE = 0.10
 IDLE_SHARE = 0.15
-REREAD_SHARE = 0.5
+REREAD_SHARE = 0.3
+SECOND_EPOCH = 1.5
 RESIDENT_SHARE = 0.5
 MEMORY_SHARE = 0.25
 _LAKE = ("lake", "index", "plan")
@@ -158,7 +159,7 @@ def _waiting(run: Run) -> Verdict | None:
     cause = max(grouped, key=lambda name: grouped[name])
     if grouped[cause] <= 0:
         return None
-    finer = {"lake": (_double, _depth, _thrash), "nvme": (_double,), "decode": (_queue, _threads)}
+    finer = {"lake": (_double, _thrash, _depth), "nvme": (_double,), "decode": (_queue, _threads)}
     for rule in finer.get(cause, ()):
         verdict = rule(run, grouped[cause])
         if verdict is not None:
@@ -197,13 +198,13 @@ def _thrash(run: Run, share: float) -> Verdict | None:
     """Later epochs read most of the set from the lake again although a cache is there."""
     if run.fact("cache_policy") == "stream" or str(run.fact("cache_capacity")) == "0":
         return None
-    first = np.concatenate([rank.lake_bytes[rank.epoch == rank.epoch.min()] for rank in run.steps])
-    later = np.concatenate([rank.lake_bytes[rank.epoch > rank.epoch.min()] for rank in run.steps])
-    samples, whole, dataset = run.counter("samples"), run.fact("dataset_samples", 0), run.fact("dataset_bytes", 0)
-    if not len(first) or not len(later) or not whole or not dataset:
+    dataset = float(run.fact("dataset_bytes", 0) or 0)
+    samples, whole = run.counter("samples"), float(run.fact("dataset_samples", 0) or 0)
+    epochs = samples / whole if whole else 0.0
+    if not dataset or epochs < SECOND_EPOCH:
         return None
-    fair = dataset / whole * samples / sum(rank.num_steps for rank in run.ranks)  # bytes a step without any cache
-    again = float(later.mean()) / fair
+    # All ranks together read the set once in the first epoch, whatever there is of cache.
+    again = (run.counter("bytes_read.lake") - dataset) / (dataset * (epochs - 1))
     if again < REREAD_SHARE:
         return None
     return Verdict(
@@ -213,7 +214,7 @@ def _thrash(run: Run, share: float) -> Verdict | None:
             f"and the trainer waits {_percent(share)} of its time for it"
         ),
         evidence=[
-            f"the set has {format_bytes(dataset)}, cache.tiers.node.capacity is {run.fact('cache_capacity')}",
+            f"the set has {format_bytes(int(dataset))}, cache.tiers.node.capacity is {run.fact('cache_capacity')}",
             *_lake_evidence(run),
         ],
         knob="cache.tiers.node.capacity up to the node's share of the set; else a pool, or more nodes",
@@ -222,7 +223,8 @@ def _thrash(run: Run, share: float) -> Verdict | None:
 
 def _double(run: Run, share: float) -> Verdict | None:
     lake, node = run.gauge("page_cache_share.lake"), run.gauge("page_cache_share.node")
-    if run.fact("lake") != "file" or min(lake, node) < RESIDENT_SHARE or not run.counter("bytes_written.node"):
+    cached_bytes = max(run.counter("bytes_written.node"), run.counter("bytes_read.node"))
+    if run.fact("lake") != "file" or min(lake, node) < RESIDENT_SHARE or not cached_bytes:
         return None
     return Verdict(
         kind="double-caching",
@@ -232,7 +234,7 @@ def _double(run: Run, share: float) -> Verdict | None:
         ),
         evidence=[
             f"{_percent(lake)} of the shards and {_percent(node)} of the cached blocks looked at are in memory",
-            f"{format_bytes(int(run.counter('bytes_written.node')))} were written to cache.dir",
+            f"{format_bytes(int(cached_bytes))} went through cache.dir",
         ],
         knob="cache.policy=stream: a disk of the host needs no copy on a disk of the host",
     )

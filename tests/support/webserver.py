@@ -15,13 +15,14 @@ class WebServer:
 
     faults: by path, what the next answers to it do, first in first out: an int is an HTTP status, `"cut"` sends half
     of the promised body and hangs up, `"short"` answers half of the range as if it were all, `"stall"` sends half
-    and waits until `stop`.
+    and waits until `stop`. delay_s: how long each answer takes.
     """
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
         self.faults: dict[str, list[int | str]] = {}
         self.requests: list[tuple[str, str]] = []
+        self.delay_s = 0.0
         self.stopping = threading.Event()
         server = self
 
@@ -58,6 +59,8 @@ class WebServer:
     def _answer(self, handler: BaseHTTPRequestHandler, *, with_body: bool) -> None:
         path = unquote(urlsplit(handler.path).path).lstrip("/")
         self.requests.append((handler.command, path))
+        if self.delay_s:
+            self.stopping.wait(self.delay_s)
         faults = self.faults.get(path, [])
         fault = faults.pop(0) if faults else None
         if isinstance(fault, int):
