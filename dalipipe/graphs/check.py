@@ -103,12 +103,14 @@ def undecodable(
 
 def _pixels(data: Bytes, max_pixels: int) -> tuple[int, str | None]:
     try:
-        height, width = upright_size(data)
+        header = parse_image_header(data.data)
     except CorruptSampleError as error:
         return 0, str(error)
-    if height * width > max_pixels:
-        return 0, f"{width} x {height} pixels are more than quarantine.max_pixels={max_pixels}"
-    return height * width, None
+    if header.codec == "gif":
+        return 0, "gif is a format that no decoder here reads"
+    if header.height * header.width > max_pixels:
+        return 0, f"{header.width} x {header.height} pixels are more than quarantine.max_pixels={max_pixels}"
+    return header.height * header.width, None
 
 
 def _decode(arrays: Sequence[Bytes], chunk: Sequence[int], reasons: list[str | None], num_threads: int) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
+from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Sample, Step
 from dalipipe.shards.imageheader import parse_image_header
@@ -137,6 +138,7 @@ def open_memory(
     num_samples: int = 10_000,
     run_dir: Path | None = None,
     recorder: Recorder | None = None,
+    origin: Callable[[int], Origin] | None = None,
 ) -> BatchSource:
     """A source on the CPU with small images."""
     return open_source(
@@ -150,4 +152,5 @@ def open_memory(
         num_samples=num_samples,
         run_dir=run_dir,
         recorder=recorder or Recorder(),
+        origin=origin,
     )

@@ -12,6 +12,7 @@ import torch
 from dalipipe.errors import QuarantineError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import Batch
+from dalipipe.graphs.origin import Origin
 from dalipipe.telemetry import Recorder
 from tests.support.images import jpeg_bytes
 from tests.unit.graphs.steps import MemoryPrefetcher, flat_bytes, open_memory, png_bytes, sized_jpegs
@@ -152,3 +153,54 @@ def test_a_graph_that_refuses_what_the_checker_accepts(monkeypatch: pytest.Monke
     batches, recorder = _run(images, 2)
     assert batches[1].tensors["id"].tolist() == [4, 5, 7, 7]
     assert recorder.snapshot()["quarantined"] == 1
+
+
+def test_policy_drop_makes_the_batch_shorter() -> None:
+    """Bad at both depths of looking; good rows bit for bit as without it; `valid` stays in line with the rows."""
+    good = sized_jpegs(10)
+    clean, _ = _run(good, 3)
+    images = [DAMAGED if i == 1 else CUT if i == 6 else data for i, data in enumerate(good)]
+    source = open_memory(
+        MemoryPrefetcher(images, 4, tail="pad"), quarantine=QuarantineConfig(policy="drop", max_fraction=1)
+    )
+    batches = [next(source) for _ in range(3)]
+    source.close()
+    assert [batch.tensors["id"].tolist() for batch in batches] == [[0, 2, 3], [4, 5, 7], [8, 9, 0]]
+    assert [batch.tensors["label"].tolist() for batch in batches] == [[0, 2, 3], [4, 5, 7], [8, 9, 0]]
+    assert batches[2].tensors["valid"].tolist() == [True, True, False]
+    assert torch.equal(batches[0].tensors["image"], clean[0].tensors["image"][[0, 2, 3]])
+    assert torch.equal(batches[1].tensors["image"], clean[1].tensors["image"][[0, 1, 3]])
+
+
+@pytest.mark.parametrize("bad", [DAMAGED, CUT])
+def test_a_batch_of_nothing_but_dropped_samples_is_empty(bad: bytes) -> None:
+    """And the next one comes."""
+    images = [*sized_jpegs(4), *[bad] * 4, *sized_jpegs(4)]
+    batches, recorder = _run(images, 3, quarantine=QuarantineConfig(policy="drop", max_fraction=1))
+    assert [batch.tensors["image"].shape for batch in batches] == [(4, 3, 32, 32), (0, 3, 32, 32), (4, 3, 32, 32)]
+    assert recorder.snapshot()["quarantined"] == 4
+
+
+def test_records_and_messages_say_where_the_sample_lies(tmp_path: Path) -> None:
+    """Key, shard and offset in the file of the run and in the error; counted by kind."""
+    images = sized_jpegs(8)
+    images[2], images[5] = DAMAGED, b""
+    recorder = Recorder()
+
+    def origin(sample: int) -> Origin:
+        return Origin(key=f"fox/{sample}", shard="00001.tar", offset=512 * sample)
+
+    source = open_memory(MemoryPrefetcher(images, 8), recorder=recorder, run_dir=tmp_path, origin=origin)
+    next(source)
+    source.close()
+    records = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert [(r["id"], r["key"], r["shard"], r["offset"], r["kind"]) for r in records] == [
+        (5, "fox/5", "00001.tar", 2560, "empty"),
+        (2, "fox/2", "00001.tar", 1024, "damaged"),
+    ]
+    seen = recorder.snapshot()
+    assert (seen["quarantined"], seen["quarantined.empty"], seen["quarantined.damaged"]) == (2, 1, 1)
+    source = open_memory(MemoryPrefetcher(images, 8), quarantine=QuarantineConfig(policy="raise"), origin=origin)
+    with pytest.raises(QuarantineError, match=r"sample 5, key fox/5 in 00001.tar at byte 2560, \(epoch 0, step 0\)"):
+        next(source)
+    source.close()
