@@ -12,6 +12,7 @@ from dalipipe.cache.inspect import measure_folder
 from dalipipe.errors import ConfigError
 from dalipipe.units import format_bytes, parse_capacity
 
+_ANY_DISK_BYTES = 1 << 60
 _HUGE_DEFAULT = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _log = logging.getLogger(__name__)
@@ -51,19 +52,19 @@ class Budget:
         )
 
 
-def plan_budgets(config: CacheConfig, identity: str, total_bytes: int) -> list[Budget]:
+def plan_budgets(config: CacheConfig, identity: str) -> list[Budget]:
     """The tiers that the configuration turns on, the nearest first, not yet measured.
 
     Raises:
         ConfigError: a capacity is no size, or the node tier is on and `cache.dir` is empty.
     """
     memory, node, budgets = config.tiers.memory, config.tiers.node, []
-    if parse_capacity(memory.capacity, total_bytes, "cache.tiers.memory.capacity"):
+    if parse_capacity(memory.capacity, _ANY_DISK_BYTES, "cache.tiers.memory.capacity"):
         folder = memory_folder(config) / identity
         budgets.append(Budget(name="memory", folder=folder, capacity=memory.capacity, hugepages=memory.hugepages))
         if memory.hugepages:
             warn_without_hugepages(memory_folder(config))
-    if parse_capacity(node.capacity, total_bytes, "cache.tiers.node.capacity"):
+    if parse_capacity(node.capacity, _ANY_DISK_BYTES, "cache.tiers.node.capacity"):
         if not config.dir:
             raise ConfigError(
                 f"cache.policy={config.policy} keeps blocks on the node, and cache.dir is empty; name a folder on a "

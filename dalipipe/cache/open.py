@@ -19,7 +19,7 @@ from dalipipe.cache.inspect import drop_blocks
 from dalipipe.cache.lake import BlockMap, LakeReader
 from dalipipe.cache.locks import BlockLock, lock_unused, stay_alive
 from dalipipe.cache.passing import PassingBlocks
-from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, pinned_share
+from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, pinned_from, pinned_share
 from dalipipe.cache.pool import Pool, PooledReader
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.tiered import TieredCache
@@ -128,7 +128,7 @@ class _Opening:
         """The tiers of the node that are on, the nearest first."""
         if self._policy == "stream":
             return []
-        budgets = plan_budgets(self._config, self._manifest.identity, self._manifest.num_bytes)
+        budgets = plan_budgets(self._config, self._manifest.identity)
         prepared = []
         for budget in budgets:
             writable = make_folder(budget.folder)
@@ -196,10 +196,10 @@ class _Opening:
             return None
         total_bytes = self._manifest.num_bytes
         capacity_bytes = parse_capacity(self._config.tiers.pool.capacity, total_bytes, "cache.tiers.pool.capacity")
-        share = pinned_share(capacity_bytes, total_bytes, self._manifest.num_blocks)
+        start = pinned_from(capacity_bytes, total_bytes, self._manifest.num_blocks)
         # From the other end of hash space than the node's tiers: as long as all together hold less than the data set,
         # no block lies in two of them.
-        return Pool(self._pool, self._manifest.identity, PinPolicy(1.0, 1.0 - share), self._recorder)
+        return Pool(self._pool, self._manifest.identity, PinPolicy(1.0, start), self._recorder)
 
     def _open_passing(self, tiers: list[Tier]) -> PassingBlocks | None:
         if self._readers.local_ranks < 2:

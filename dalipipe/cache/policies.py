@@ -51,6 +51,17 @@ def pinned_share(capacity_bytes: int, total_bytes: int, num_blocks: int) -> floa
     return float(np.sort(block_hashes(num_blocks))[int(share * num_blocks)])
 
 
+def pinned_from(capacity_bytes: int, total_bytes: int, num_blocks: int) -> float:
+    """As `pinned_share` from the other end of hash space: the blocks from there on fit."""
+    if total_bytes <= 0 or capacity_bytes >= total_bytes:
+        return 0.0
+    share = max(0.0, capacity_bytes / total_bytes)
+    num_kept = int(share * num_blocks)
+    if num_blocks > _MAX_SORTED or not num_kept:
+        return 1.0 - share
+    return float(np.sort(block_hashes(num_blocks))[num_blocks - num_kept])
+
+
 class PinPolicy:
     """Keeps the blocks whose hash lies in [start, stop), and never evicts: the same ones in every job and on restart.
 

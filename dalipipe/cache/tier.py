@@ -87,9 +87,13 @@ class Tier:
         if self._usage is not None:
             self._usage.used(block)
 
-    def keep(self, block: int, data: memoryview) -> bool:
+    def keep(self, block: int, data: memoryview, *, may_evict: bool = True) -> bool:
         """Writes the block, room made as the policy allows. What is full or fails costs the block its place, never the
-        run."""
+        run.
+
+        Args:
+            may_evict: False where the block is kept only if there is room for it.
+        """
         if self._usage is None:
             return self._write(block, data)
         # The lock spans the write: two processes that saw the same room would both fill it.
@@ -98,7 +102,7 @@ class Tier:
             self._recorder.add(f"{self.name}_set_timeouts")
             return False
         try:
-            return self._make_room(block, len(data)) and self._write(block, data)
+            return self._make_room(block, len(data), may_evict) and self._write(block, data)
         finally:
             lock.release()
 
@@ -107,13 +111,15 @@ class Tier:
         if self._usage is not None:
             self._usage.close()
 
-    def _make_room(self, block: int, num_bytes: int) -> bool:
+    def _make_room(self, block: int, num_bytes: int, may_evict: bool) -> bool:
         assert self._usage is not None
         number = block // SET_BLOCKS
         entries, uses = self._entries(block)
         excess_bytes = sum(entry.num_bytes for entry in entries) + num_bytes - self._set_budget_bytes(number)
         if excess_bytes <= 0:
             return True
+        if not may_evict:
+            return False
         self._usage.age(number)
         return self._evict(self.policy.victims(entries, excess_bytes, uses))
 
@@ -137,7 +143,7 @@ class Tier:
     def _evict(self, victims: Sequence[int]) -> bool:
         for victim in victims:
             self.blocks.drop(victim)
-        self._recorder.add(f"blocks_evicted.{self.name}", len(victims))
+            self._recorder.add(f"blocks_evicted.{self.name}")
         return bool(victims)
 
     def _write(self, block: int, data: memoryview) -> bool:

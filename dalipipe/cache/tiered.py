@@ -92,7 +92,7 @@ class TieredCache:
         """Whether `get` would be answered without the lake or the pool just now."""
         return (
             self._flights.contains(block)
-            or any(tier.blocks.contains(block) for tier in self._tiers)
+            or self.is_kept(block)
             or (self._passing is not None and self._passing.contains(block))
         )
 
@@ -105,10 +105,22 @@ class TieredCache:
         """Whether a tier of this node keeps the block as long as there is room."""
         return any(tier.policy.admits(block) for tier in self._tiers)
 
-    def fits(self, block: int) -> bool:
-        """Whether a tier of this node keeps the block and has room for it without dropping another."""
+    def is_kept(self, block: int) -> bool:
+        """Whether a tier of this node has the block."""
+        return any(tier.blocks.contains(block) for tier in self._tiers)
+
+    def bring(self, block: int) -> bool:
+        """Brings the block into its tier if there is room without dropping another; whether it is there now.
+
+        Raises as `get`.
+        """
         num_bytes = self._manifest.block_bytes(block)
-        return any(tier.admits(block, num_bytes) and tier.has_room(block, num_bytes) for tier in self._tiers)
+        home = self._home(block)
+        if not self.is_kept(block) and home is not None and home.has_room(block, num_bytes):
+            view = self._bring(block, home, may_evict=False)
+            if view is not None:
+                view.release()
+        return self.is_kept(block)
 
     def close(self) -> None:
         """Ends this process's use; held views stay valid and other processes are untouched. Idempotent."""
@@ -135,7 +147,7 @@ class TieredCache:
                 return HeldView(memory, tier.name)
         return None
 
-    def _bring(self, block: int, home: Tier) -> HeldView | None:
+    def _bring(self, block: int, home: Tier, *, may_evict: bool = True) -> HeldView | None:
         for _ in range(_MAX_VANISHED):
             started_s = time.perf_counter()
             lock = home.blocks.lock(block, self._wait_s)
@@ -150,7 +162,7 @@ class TieredCache:
                     return None
                 fetched = self._read(block)
                 home.used(block)
-                kept = home.keep(block, fetched.data)
+                kept = home.keep(block, fetched.data, may_evict=may_evict)
             finally:
                 if lock is not None:
                     lock.release()

@@ -77,12 +77,9 @@ class _Warming:
         )
 
     def _bring(self, block: int) -> list[int] | None:
-        if self._cache.contains(block):
+        if self._cache.is_kept(block):
             return self._near
-        if not self._cache.fits(block):
-            return None
-        self._cache.get(block).release()
-        return self._fetched if self._cache.contains(block) else None
+        return self._fetched if self._cache.bring(block) else None
 
 
 def warm(

@@ -1,0 +1,464 @@
+"""Memory, node and pool together, and the policies that evict."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dalipipe.cache.blockstore import BlockStore
+from dalipipe.cache.config import CacheConfig, MemoryConfig, PoolConfig, TierConfig, TiersConfig
+from dalipipe.cache.inspect import clear, stat, verify
+from dalipipe.cache.open import Readers, open_cache
+from dalipipe.cache.tiered import TieredCache
+from dalipipe.cache.usage import UsageTable
+from dalipipe.cache.warm import warm
+from dalipipe.errors import ConfigError, IntegrityError, StorageError
+from dalipipe.shards.manifest import Manifest
+from dalipipe.storage.local import LocalStore
+from dalipipe.storage.store import StorageConfig
+from dalipipe.telemetry import Recorder
+from tests.contracts.cache import CacheContract
+from tests.support.lake import MemoryLake, image_set, open_folder
+
+NUM_SAMPLES = 800
+ALONE = Readers()
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return open_folder(image_set(NUM_SAMPLES, num_bytes=60))
+
+
+@pytest.fixture
+def lake() -> MemoryLake:
+    return MemoryLake(image_set(NUM_SAMPLES, num_bytes=60))
+
+
+def configure(
+    root: Path,
+    *,
+    policy: str = "auto",
+    node: int | float | str = 0,
+    memory: int | float | str = 0,
+    pool: int | float | str = 0,
+    keep: bool = False,
+) -> CacheConfig:
+    return CacheConfig(
+        dir=str(root / "node"),
+        policy=policy,
+        tiers=TiersConfig(
+            node=TierConfig(capacity=node),
+            memory=MemoryConfig(capacity=memory, dir=str(root / "memory"), keep=keep),
+            pool=PoolConfig(url=str(root / "pool") if pool else "", capacity=pool),
+        ),
+    )
+
+
+def open_tiers(
+    manifest: Manifest, lake: MemoryLake, config: CacheConfig, *, readers: Readers = ALONE, **options: object
+) -> tuple[TieredCache, Recorder]:
+    recorder = Recorder()
+    url = config.tiers.pool.url
+    pool = LocalStore(url, StorageConfig()) if url else None
+    return open_cache(manifest, lake, config, recorder, pool=pool, readers=readers, **options), recorder  # type: ignore[arg-type]
+
+
+def scan(cache: TieredCache, manifest: Manifest, blocks: list[int] | None = None) -> list[str]:
+    tiers = []
+    folder = image_set(NUM_SAMPLES, num_bytes=60)
+    for block in range(manifest.num_blocks) if blocks is None else blocks:
+        with cache.get(block) as view:
+            assert bytes(view.memory) == folder.block(manifest, block)
+            tiers.append(view.tier)
+    return tiers
+
+
+class TestAllTiers(CacheContract):
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
+
+    def make(self, manifest: Manifest, lake: MemoryLake) -> TieredCache:
+        share = manifest.num_bytes // 4
+        config = configure(self.directory, node=share, memory=share, pool=share)
+        return open_tiers(manifest, lake, config)[0]
+
+
+class TestPassing(CacheContract):
+    """Nothing is kept; ranks of the node share what they hold."""
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, tmp_path: Path) -> None:
+        self.directory = tmp_path
+
+    def make(self, manifest: Manifest, lake: MemoryLake) -> TieredCache:
+        return open_tiers(manifest, lake, configure(self.directory, policy="stream"), readers=Readers(local_ranks=2))[0]
+
+
+class TestLru(TestAllTiers):
+    def make(self, manifest: Manifest, lake: MemoryLake) -> TieredCache:
+        config = configure(self.directory, policy="lru", node=manifest.num_bytes // 2)
+        return open_tiers(manifest, lake, config)[0]
+
+
+def test_tiers_are_exclusive_and_each_keeps_its_share(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
+    total = manifest.num_bytes
+    config = configure(tmp_path, node=int(0.3 * total), memory=int(0.2 * total), pool=int(0.25 * total))
+    cache, recorder = open_tiers(manifest, lake, config)
+    assert set(scan(cache, manifest)) == {"lake"}
+    tiers = scan(cache, manifest)
+    for name, share in (("memory", 0.2), ("node", 0.3), ("pool", 0.25), ("lake", 0.25)):
+        assert abs(tiers.count(name) / len(tiers) - share) < 0.04, name
+    assert scan(cache, manifest) == tiers
+    counts = recorder.snapshot()
+    written = {name: counts[f"bytes_written.{name}"] for name in ("memory", "node", "pool")}
+    assert all(0.15 * total < num_bytes < 0.31 * total for num_bytes in written.values())
+    report = stat(config)
+    assert {each.tier: each.bytes for each in report.sets} == {name: written[name] for name in ("memory", "node")}
+    assert report.budget_bytes == int(0.3 * total) + int(0.2 * total)
+
+
+def test_another_node_reads_from_the_pool_what_the_first_brought(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    for node, expected in (("a", "lake"), ("b", "pool")):
+        config = configure(tmp_path, node=0.5, pool=1.0)
+        config = CacheConfig(dir=str(tmp_path / node), tiers=config.tiers)
+        cache, recorder = open_tiers(manifest, lake, config)
+        assert set(scan(cache, manifest)) == {expected}
+        cache.close()
+    assert set(lake.reads.values()) == {1}
+    assert recorder.snapshot()["bytes_read.pool"] == sum(manifest.block_bytes(b) for b in range(manifest.num_blocks))
+
+
+def test_torn_and_flipped_objects_of_the_pool_are_read_from_the_lake_and_mended(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    config = configure(tmp_path, pool=1.0)
+    scan(open_tiers(manifest, lake, config)[0], manifest)
+    root = tmp_path / "pool" / manifest.identity / "0"
+    flipped = bytearray((root / "3").read_bytes())
+    flipped[7] ^= 1
+    (root / "3").write_bytes(flipped)
+    os.truncate(root / "4", 20)
+    (root / "5").unlink()
+    cache, recorder = open_tiers(manifest, lake, config)
+    assert scan(cache, manifest, [2, 3, 4, 5]) == ["pool", "lake", "lake", "lake"]
+    assert recorder.snapshot()["pool_corrupt"] == 2
+    assert scan(cache, manifest, [3, 4, 5]) == ["pool"] * 3
+
+
+def test_a_pool_that_fails_is_left_alone_for_a_while_and_said_once(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down(MemoryLake):
+        def fail(self, *_: object, **__: object) -> None:
+            self.calls = getattr(self, "calls", 0) + 1
+            raise StorageError("the pool is down")
+
+        read = put = fail  # type: ignore[assignment]
+
+    down = Down(image_set(NUM_SAMPLES, num_bytes=60))
+    recorder = Recorder()
+    config = configure(tmp_path, pool=1.0)
+    cache = open_cache(manifest, lake, config, recorder, pool=down)
+    with caplog.at_level(logging.WARNING):
+        assert set(scan(cache, manifest)) == {"lake"}
+    assert down.calls == 1
+    assert recorder.snapshot()["pool_failures"] == 1
+    assert len([record for record in caplog.records if "pool" in record.message]) == 1
+
+
+def test_the_last_job_of_a_node_frees_the_memory_unless_it_is_to_be_kept(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    def held_bytes() -> int:
+        return sum(
+            path.stat().st_size for path in (tmp_path / "memory").rglob("*") if path.name.isdigit() and path.is_file()
+        )
+
+    config = configure(tmp_path, memory=manifest.num_bytes)
+    first, second = (open_tiers(manifest, lake, config)[0] for _ in range(2))
+    scan(first, manifest)
+    assert set(scan(second, manifest)) == {"memory"}
+    view = second.get(0)
+    first.close()
+    assert held_bytes()
+    second.close()
+    assert not held_bytes()
+    assert len(view.memory)
+    kept = open_tiers(manifest, lake, configure(tmp_path, memory=manifest.num_bytes, keep=True))[0]
+    scan(kept, manifest)
+    kept.close()
+    assert held_bytes()
+    assert clear(config).blocks == manifest.num_blocks
+
+
+def test_lru_keeps_the_latest_within_its_budget_and_counts_what_it_drops(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    config = configure(tmp_path, policy="lru", node=manifest.num_bytes // 2)
+    cache, recorder = open_tiers(manifest, lake, config)
+    scan(cache, manifest)
+    report = stat(config)
+    assert report.bytes <= manifest.num_bytes // 2
+    kept = {int(path.name) for path in (tmp_path / "node" / manifest.identity / "0").iterdir()}
+    assert kept == set(range(manifest.num_blocks - len(kept), manifest.num_blocks))
+    assert recorder.snapshot()["blocks_evicted.node"] == manifest.num_blocks - len(kept)
+    # A scan in the same order is the worst case: what is asked for was dropped a moment ago.
+    assert set(scan(cache, manifest)) == {"lake"}
+
+
+def test_lfu_holds_on_to_hot_blocks_and_replaces_nothing_in_a_scan(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    config = configure(tmp_path, policy="lfu", node=manifest.num_bytes // 4)
+    cache, recorder = open_tiers(manifest, lake, config)
+    for _ in range(3):
+        tiers = scan(cache, manifest)
+    assert "blocks_evicted.node" not in recorder.snapshot()
+    assert tiers.count("node") > 0.2 * manifest.num_blocks
+    hot = list(range(manifest.num_blocks - 12, manifest.num_blocks))
+    for _ in range(3):
+        for _ in range(4):
+            scan(cache, manifest, hot)
+        scan(cache, manifest)
+    assert scan(cache, manifest, hot) == ["node"] * len(hot)
+    assert stat(config).bytes <= manifest.num_bytes // 4
+
+
+def test_counts_are_shared_survive_and_age(tmp_path: Path) -> None:
+    clock = iter(range(1, 1000))
+    one, other = (UsageTable(tmp_path / "usage", clock=lambda: float(next(clock))) for _ in range(2))
+    for _ in range(3):
+        one.used(700)
+    other.used(700)
+    assert other.read_set(1)[700 - 512] == (4.0, 4)
+    other.age(1)
+    assert one.read_set(1)[700 - 512][1] == 4
+    for _ in range(5):
+        one.used(700)
+    one.age(1)
+    assert one.read_set(1)[700 - 512][1] == 4
+    one.close()
+    one.used(700)
+    one.close()
+    assert other.read_set(1)[700 - 512][1] == 4
+    assert other.read_set(0) == [(0.0, 0)] * 512
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        (("pin", 100), "one block"),
+        (("lru", 50_000), "12 blocks that the order has open"),
+        (("lfu", "50K"), "lower shuffle.window"),
+    ],
+)
+def test_a_budget_below_the_working_set_is_refused_with_the_numbers(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake, budget: tuple[str, int | str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_tiers(
+            manifest, lake, configure(tmp_path, policy=budget[0], node=budget[1]), readers=Readers(working_blocks=12)
+        )
+    assert "cache.tiers.node.capacity" in str(caught.value)
+    assert "give at least" in str(caught.value)
+
+
+def test_a_disk_without_room_is_said_and_survived(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        cache, _ = open_tiers(manifest, lake, configure(tmp_path, node=1e-9))
+    assert "no room" in caplog.text
+    assert set(scan(cache, manifest)) == {"lake"}
+
+
+def test_auto_says_what_it_chose_and_why(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
+    config = configure(tmp_path, node=0.5)
+    assert "pin, chosen by auto" in open_tiers(manifest, lake, config)[0].describe()
+    uneven = open_tiers(manifest, lake, config, readers=Readers(uneven=True))[0].describe()
+    assert "lfu, chosen by auto" in uneven
+    assert "more often" in uneven
+    assert "\n" not in uneven
+
+
+def test_a_node_that_reads_a_part_of_the_set_pins_that_part(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    half = manifest.num_bytes // 2
+    cache, _ = open_tiers(manifest, lake, configure(tmp_path, node=half), readers=Readers(node_share=0.5))
+    assert all(cache.keeps(block) for block in range(manifest.num_blocks))
+    assert "100%" in cache.describe()
+
+
+def test_streamed_blocks_are_read_once_for_all_who_hold_them_and_leave_nothing(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    config = configure(tmp_path, policy="stream")
+    one, other = (open_tiers(manifest, lake, config, readers=Readers(local_ranks=2))[0] for _ in range(2))
+    first, second = one.get(7), other.get(7)
+    assert (first.tier, second.tier) == ("lake", "memory")
+    assert set(lake.reads.values()) == {1}
+    folder = tmp_path / "memory" / manifest.identity / "passing" / "0"
+    first.release()
+    assert [path.name for path in folder.iterdir()] == ["7"]
+    second.release()
+    assert not list(folder.iterdir())
+    held = one.get(8)
+    one.close()
+    other.close()
+    assert not list(folder.iterdir())
+    assert bytes(held.memory) == image_set(NUM_SAMPLES, num_bytes=60).block(manifest, 8)
+
+
+def test_a_full_disk_under_lru_evicts_its_own_before_it_gives_up(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    written = 0
+
+    def nearly_full(descriptor: int, data: memoryview) -> int:
+        nonlocal written
+        kept = sum(
+            path.stat().st_size for path in (tmp_path / "node").rglob("*") if path.name.isdigit() and path.is_file()
+        )
+        if kept > manifest.num_bytes // 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written += len(data)
+        return os.write(descriptor, data)
+
+    config = configure(tmp_path, policy="lru", node=0.5)
+    cache, recorder = open_tiers(manifest, lake, config, open_blocks=partial(BlockStore, write=nearly_full))
+    scan(cache, manifest)
+    counts = recorder.snapshot()
+    assert counts["blocks_evicted.node"] > 0
+    assert counts.get("node_write_failures", 0) == 0
+    assert scan(cache, manifest, [manifest.num_blocks - 1]) == ["node"]
+
+
+def test_warm_brings_what_is_kept_and_nothing_else(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
+    config = configure(tmp_path, node=int(0.4 * manifest.num_bytes))
+    cache, _ = open_tiers(manifest, lake, config)
+    seen: list[tuple[int, int]] = []
+    report = warm(cache, manifest, threads=3, progress=lambda done, total: seen.append((done, total)))
+    assert report.blocks == report.fetched_blocks == stat(config).blocks
+    assert report.bytes == stat(config).bytes
+    assert report.left_blocks == manifest.num_blocks - report.blocks
+    assert 0.35 < report.blocks / manifest.num_blocks <= 0.4
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    again = warm(cache, manifest)
+    assert (again.blocks, again.fetched_blocks) == (report.blocks, 0)
+    assert scan(cache, manifest).count("node") == report.blocks
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_warm_fills_a_tier_that_evicts_and_evicts_nothing(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake, policy: str
+) -> None:
+    cache, recorder = open_tiers(manifest, lake, configure(tmp_path, policy=policy, node=manifest.num_bytes // 2))
+    report = warm(cache, manifest)
+    assert 0.4 < report.blocks / manifest.num_blocks <= 0.5
+    assert "blocks_evicted.node" not in recorder.snapshot()
+
+
+def test_warm_says_what_it_cannot_do(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
+    with pytest.raises(ConfigError, match="nothing to warm"):
+        warm(open_tiers(manifest, lake, configure(tmp_path, policy="stream"))[0], manifest)
+    cache = open_tiers(manifest, lake, configure(tmp_path, node=0.5))[0]
+    with pytest.raises(ConfigError, match="threads=0"):
+        warm(cache, manifest, threads=0)
+    extent = manifest.extents(9)[0]
+    data = bytearray(lake.files[extent.shard])
+    data[extent.start] ^= 1
+    lake.files[extent.shard] = bytes(data)
+    with pytest.raises(IntegrityError, match=extent.shard):
+        warm(cache, manifest)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dalipipe-warm")]
+
+
+def test_clear_takes_nothing_for_a_block_that_is_not_its_own(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    """A data set that lies below the cache folder, its files named by numbers, is no cache."""
+    config = configure(tmp_path, node=0.5)
+    scan(open_tiers(manifest, lake, config)[0], manifest)
+    theirs = tmp_path / "node" / "photos" / "0" / "123"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"the only copy")
+    assert clear(config, force=True).blocks == manifest.num_blocks
+    assert verify(config).blocks == 0
+    assert theirs.read_bytes() == b"the only copy"
+
+
+def test_stat_tells_what_is_held_what_is_dropped_and_what_is_in_the_page_cache(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    config = configure(tmp_path, node=0.5)
+    cache, _ = open_tiers(manifest, lake, config)
+    scan(cache, manifest)
+    assert stat(config).held_bytes == 0
+    held, dropped = cache.get(1), cache.get(2)
+    (tmp_path / "node" / manifest.identity / "0" / "2").unlink()
+    report = stat(config)
+    page = os.sysconf("SC_PAGE_SIZE")
+    assert 2 * page <= report.held_bytes <= 2 * (manifest.block_bytes(1) + page)
+    assert page <= report.held_unnamed_bytes < report.held_bytes
+    assert report.blocks == manifest.num_blocks - 1
+    assert report.resident_bytes == report.bytes
+    held.release()
+    dropped.release()
+    assert stat(config).held_bytes == 0
+
+
+def test_hugepages_that_are_not_to_be_had_are_said(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = MemoryConfig(capacity=manifest.num_bytes, dir=str(tmp_path / "memory"), hugepages=True)
+    config = CacheConfig(dir=str(tmp_path), tiers=TiersConfig(node=TierConfig(), memory=memory))
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if not setting.exists() or "[never]" not in setting.read_text():
+        pytest.skip("shared memory of this host uses huge pages")
+    with caplog.at_level(logging.WARNING):
+        cache, _ = open_tiers(manifest, lake, config)
+    assert "huge=within_size" in caplog.text
+    scan(cache, manifest)
+    assert set(scan(cache, manifest)) == {"memory"}
+
+
+HUGE = """
+import sys
+from pathlib import Path
+from dalipipe.cache.blockstore import BlockStore
+root = Path(sys.argv[1])
+blocks = BlockStore(root, fallocate=True)
+data = memoryview(bytes(range(256)) * (16384 * 4 - 1)).toreadonly()
+before = [int(l.split()[1]) for l in open("/proc/meminfo") if l.startswith("ShmemHugePages")][0]
+blocks.write(0, data)
+after = [int(l.split()[1]) for l in open("/proc/meminfo") if l.startswith("ShmemHugePages")][0]
+assert blocks.open(0, len(data)) == data
+print(after - before)
+"""
+
+
+def test_a_mount_with_huge_pages_gets_them(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=64m,huge=within_size none {tmp_path}"
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", f'{mount} && exec "$0" -c "$1" {tmp_path}', sys.executable, HUGE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip("this host lets no test mount a file system")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8 * 1024, "16 MiB less a little, in pages of 2 MiB, kB"
