@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from dalipipe.errors import IntegrityError
 from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
 from dalipipe.shards.digest import NO_DIGEST, Digest64, digest64
 from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
-from dalipipe.shards.index import Rows, ShardIndex, part_rows
+from dalipipe.shards.index import Rows, ShardIndex, part_rows, sample_bounds
 from dalipipe.shards.manifest import index_name
-from dalipipe.shards.tar import RECORD_BYTES
 from dalipipe.storage.store import Store
 
 _PIECE_BYTES = 8 * 2**20
@@ -38,12 +35,8 @@ class Written:
 
 
 def rows_of(index: ShardIndex) -> Rows:
-    """The rows of an opened index. A sample ends where its last member does, padded, and the next one starts there."""
-    ends = np.zeros(index.num_samples, np.int64)
-    for offsets, sizes in index.rows_fields.values():
-        ends = np.maximum(ends, np.where(offsets < 0, 0, offsets + sizes))
-    stops = -(-ends // RECORD_BYTES) * RECORD_BYTES
-    starts = np.concatenate([index.parts.starts[:1], stops[:-1]])
+    """The rows of an opened index."""
+    starts, stops = sample_bounds(index)
     return Rows(
         keys=[index.key(row) for row in range(index.num_samples)],
         starts=starts,

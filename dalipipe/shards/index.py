@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dalipipe.errors import ManifestError
 from dalipipe.shards.digest import Digest64
 from dalipipe.shards.fields import field_of
-from dalipipe.shards.tar import SampleExtent
+from dalipipe.shards.tar import RECORD_BYTES, SampleExtent
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -90,6 +90,16 @@ class ShardIndex:
     def key(self, row: int) -> str:
         """The key of the sample at `row` of the shard."""
         return str(self.keys[row].as_py())
+
+
+def sample_bounds(index: ShardIndex) -> tuple[Ints, Ints]:
+    """int64 [n] starts and stops of the samples of a shard: a sample ends where its last member does, padded, and the
+    next one starts there."""
+    ends = np.zeros(index.num_samples, np.int64)
+    for offsets, sizes in index.rows_fields.values():
+        ends = np.maximum(ends, np.where(offsets < 0, 0, offsets + sizes))
+    stops = -(-ends // RECORD_BYTES) * RECORD_BYTES
+    return np.concatenate([index.parts.starts[:1], stops[:-1]]), stops
 
 
 def part_rows(first_sample: int, num_samples: int, block_samples: int) -> list[tuple[int, int]]:

@@ -29,16 +29,26 @@ from dalipipe.shards.header import (
     identity_of,
 )
 from dalipipe.shards.index import ShardIndex, open_index
+from dalipipe.shards.logical import DEFAULT_BYTES, LogicalShards
 from dalipipe.shards.shape import BlockGrid, DataShape
-from dalipipe.storage.url import is_link
 
 Ints = npt.NDArray[np.int64]
 Read = Callable[[str], "bytes | memoryview"]
 
 
 def index_name(shard: str) -> str:
-    """The name of the index of a shard by the shard's name."""
-    return f"index/{digest64(shard.encode()):016x}.idx" if is_link(shard) else f"{shard}.idx"
+    """The name of the index of a shard by the shard's name.
+
+    The index of a shard that lies elsewhere lies in `index/` of the data set that links to it.
+    """
+    if "://" in shard:
+        prefix = shard.partition("://")[0].rpartition("/")[0]
+    else:
+        prefix = "" if shard.startswith("../") else shard.partition("/../")[0]
+        if prefix == shard:
+            return f"{shard}.idx"
+    folder = f"{prefix}/" if prefix else ""
+    return f"{folder}index/{digest64(shard.removeprefix(folder).encode()):016x}.idx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +228,10 @@ class Manifest:
     def block_of(self, ids: Ints) -> Ints:
         """The block of each sample (int64, any shape)."""
         return self._grid.block_of(ids)
+
+    def logical_shards(self, target_bytes: int = DEFAULT_BYTES) -> LogicalShards:
+        """The data set as pieces of about `target_bytes` cut at sample boundaries, whatever the sizes of its files."""
+        return LogicalShards(self, target_bytes)
 
     def block_samples_range(self, block: int) -> tuple[int, int]:
         """The sample ids [first, stop) of a block. Raises IndexError when there is none of that number."""
