@@ -49,7 +49,7 @@ class LatencyHistogram:
         wanted, seen = share * self._total, 0.0
         for i, count in enumerate(self._counts):
             seen += count
-            if seen >= wanted and count:
+            if count and seen >= wanted * (1 - 1e-6):
                 return _EDGES[min(i, _NUM_BUCKETS - 1)]
         return _EDGES[-1]
 

@@ -86,7 +86,7 @@ class FaultProxy:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 
@@ -102,23 +102,25 @@ class FaultProxy:
             self._loop.run_forever()
         finally:
             server.close()
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            with suppress(Exception):
-                self._loop.run_until_complete(asyncio.sleep(0.01))
-            for _, writer in self._idle:
-                writer.close()
-            with suppress(Exception):
-                self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(self._end())
             self._loop.close()
+
+    async def _end(self) -> None:
+        self._ending = True
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for _, writer in self._idle:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while (head := await _read_head(reader)) is not None:
                 if not await self._exchange(head, reader, writer):
                     break
-        with suppress(Exception):
-            writer.close()
+        writer.transport.abort() if self._ending else writer.close()
 
     async def _exchange(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         method, target, headers = _parse_head(head)
@@ -163,6 +165,9 @@ class FaultProxy:
                 status, headers = int(answer_head.split(b" ", 2)[1]), _parse_head(answer_head)[2]
                 no_body = method == "HEAD" or status in (204, 304)
                 answer = b"" if no_body else await _read_body(reader, headers, "ANSWER")
+            except asyncio.CancelledError:
+                writer.transport.abort()
+                raise
             except (OSError, asyncio.IncompleteReadError):
                 writer.close()
                 if attempt:
