@@ -19,7 +19,7 @@ _MAX_IDS = 1 << 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How an order mixes, over `num_steps` of an epoch's steps. None: it cannot be told (no pairs, too many samples)."""
+    """How an order mixes, over `num_steps` steps of an epoch. None: it cannot be told (no pairs, too many samples)."""
 
     collision_ratio: float | None
     block_collision_ratio: float | None
@@ -91,7 +91,7 @@ def group_correlation(labels: I64, groups: I64) -> float | None:
     pairs_in, agree_in = _num_pairs(size), _num_pairs(cells)
     pairs_out = _num_pairs(np.array([len(labels)])) - pairs_in
     agree_out = _num_pairs(np.bincount(label)) - agree_in
-    if pairs_in == 0 or pairs_out == 0 or agree_out == pairs_out:
+    if pairs_in == 0 or pairs_out in (0, agree_out):
         return None
     in_share, out_share = agree_in / pairs_in, agree_out / pairs_out
     return (in_share - out_share) / (1 - out_share)

@@ -1,4 +1,4 @@
-"""How well a data set will mix under a configuration: figures of its order, and how alike the samples of a shard are."""
+"""How well a data set will mix under a configuration: figures of its order, and how alike samples of a shard are."""
 
 from __future__ import annotations
 

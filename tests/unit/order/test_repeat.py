@@ -8,12 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dalipipe.errors import ConfigError
-from dalipipe.order import EpochOrder, Repeat, ShuffleConfig, epoch_order
+from dalipipe.order import EpochOrder, Extra, Repeat, Repeats, ShuffleConfig, epoch_order
 from dalipipe.shards.shape import DataShape
 from tests.contracts.order import OrderContract
 
 
-def counts(num_samples: int, block_samples: int, repeats: list[Repeat], seed: int = 0) -> np.ndarray:
+def counts(num_samples: int, block_samples: int, repeats: Repeats, seed: int = 0) -> np.ndarray:
     shape = DataShape(num_samples=num_samples, block_samples=block_samples, num_bytes=num_samples * 10)
     order = epoch_order(
         shape, epoch=1, batch_size=8, shuffle=ShuffleConfig(seed=seed), last_batch="pad", repeats=repeats
@@ -83,7 +83,7 @@ def test_repeats_that_can_never_work_are_refused(repeats: list[Repeat], message:
 
 
 class TestRepeatedOrder(OrderContract):
-    repeats = (
+    repeats: Repeats = (
         Repeat(start=0, stop=20, factor=2.5),
         Repeat(start=40, stop=50, factor=0.5),
         Repeat(start=70, stop=73, factor=3),
@@ -96,3 +96,49 @@ class TestRepeatedOrder(OrderContract):
 
     def block_of(self, sample: int) -> int:
         return sample // 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(st.integers(2, 400), st.integers(1, 12)),
+    chosen=st.sets(st.integers(0, 399), min_size=1, max_size=60),
+    copies=st.floats(0, 3),
+    doubled=st.booleans(),
+    seed=st.integers(0, 2**64),
+)
+def test_extra_copies_come_beside_what_blocks_bring(
+    sizes: tuple[int, int], chosen: set[int], copies: float, doubled: bool, seed: int
+) -> None:
+    num_samples, block_samples = sizes
+    ids = np.array(sorted({number % num_samples for number in chosen}))
+    num_blocks = -(-num_samples // block_samples)
+    base = [Repeat(start=0, stop=num_blocks, factor=2.0)] if doubled else []
+    got = counts(num_samples, block_samples, [*base, Extra(ids=ids, copies=copies)], seed)
+    got -= 2 if doubled else 1
+    others = np.delete(got, ids)
+    assert not others.any()
+    assert got[ids].sum() == round(copies * ids.size)
+    assert got[ids].min() >= math.floor(copies)
+    assert got[ids].max() <= math.ceil(copies)
+
+
+def test_extra_copies_name_themselves_in_the_signature() -> None:
+    shape = DataShape(num_samples=100, block_samples=4, num_bytes=100)
+    signatures = {
+        epoch_order(
+            shape,
+            epoch=0,
+            batch_size=4,
+            shuffle=ShuffleConfig(),
+            last_batch="drop",
+            repeats=[Extra(ids=np.array(ids), copies=copies)],
+        ).signature
+        for ids, copies in (([1, 2], 1.0), ([1, 3], 1.0), ([1, 2], 2.0))
+    }
+    assert len(signatures) == 3
+    with pytest.raises(ConfigError, match=r"0 samples 1\.0 times more"):
+        counts(100, 4, [Extra(ids=np.array([], dtype=np.int64), copies=1.0)])
+
+
+class TestOrderWithExtraCopies(TestRepeatedOrder):
+    repeats = (*TestRepeatedOrder.repeats, Extra(ids=np.arange(3, 437, 5), copies=1.5))
