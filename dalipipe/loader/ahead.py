@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
 from dalipipe.graphs.contract import Batch, BatchSource
+from dalipipe.loader.lent import Lent, tensors_of
 from dalipipe.telemetry import Causes, Recorder
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class BatchesAhead:
         self._causes = Causes("decode")
         self._stop = threading.Event()
         self._failure: BaseException | None = None
+        self._lent = Lent(lambda: _mark(device)) if device.type == "cuda" else None
         self._thread = threading.Thread(target=self._feed, name="dalipipe-batches", daemon=True)
         self._thread.start()
 
@@ -61,6 +63,8 @@ class BatchesAhead:
         """
         if self._failure is not None:
             raise self._failure
+        if self._lent is not None:
+            self._lent.settle()
         asked_at = time.perf_counter()
         ready = self._take(asked_at + self._timeout_s)
         if ready.error is not None:
@@ -76,9 +80,11 @@ class BatchesAhead:
 
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(ready.event)
-            for tensor in ready.batch.tensors.values():
-                if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                    tensor.record_stream(stream)
+            on_device = [tensor for tensor in tensors_of(ready.batch.tensors) if tensor.is_cuda]
+            for tensor in on_device:  # for those of torch's allocator
+                tensor.record_stream(stream)
+            if self._lent is not None:  # for those of DALI's
+                self._lent.lend(on_device)
             if not ready.event.query():
                 # The host does not wait here, but the device will: its own time, seen where the trainer synchronises.
                 self._recorder.add("late_on_device")
@@ -92,6 +98,8 @@ class BatchesAhead:
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         self._drain()
+        if self._lent is not None:
+            self._lent.close()
 
     def _take(self, deadline: float) -> _Ready:
         while True:
@@ -140,6 +148,15 @@ class BatchesAhead:
                 self._ready.get_nowait()
             except queue.Empty:
                 return
+
+
+def _mark(device: torch.device) -> Any:
+    """The end of the work of the caller's stream so far."""
+    import torch
+
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class _stream_of:  # noqa: N801 - a context manager used like a function

@@ -145,6 +145,11 @@ class Loader:
 
         return {
             **counts("samples", "batches", "quarantined", "retries", "hedges"),
+            "quarantined_by": {
+                name.removeprefix("quarantined."): int(value)
+                for name, value in sorted(seen.items())
+                if name.startswith("quarantined.")
+            },
             "wait_s": seen.get("wait_s", 0.0),
             "wait_by_s": self._waits(seen),
             "bytes_read": by("bytes_read", _TIERS),

@@ -58,6 +58,7 @@ def test_images_with_captions_and_numbers(captioned: Path, tmp_path: Path) -> No
         assert split_bytes(batch, "text") == [f"picture {i}".encode() for i in batch["id"].tolist()]
         assert torch.equal(batch["width"], 130 - batch["id"])
     assert stats["quarantined"] == 3
+    assert stats["quarantined_by"] == {"damaged": 3}
     lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
     records = {record["key"]: record for record in map(json.loads, lines)}
     assert records.keys() == {"0003", "0017", "0018"}
