@@ -91,6 +91,21 @@ def test_a_sound_file_from_before_the_start_is_checked_once(tmp_path: Path) -> N
     assert blocks.path(1).stat().st_ctime_ns == checked
 
 
+def test_what_a_power_cut_left_of_a_file_is_found(tmp_path: Path) -> None:
+    """The name survived and the pages did not: the right size and time, all or some of it zeros."""
+    for block, zeroed in ((1, slice(0, None)), (2, slice(4096, 8192))):
+        store(tmp_path).write(block, DATA)
+        path = store(tmp_path).path(block)
+        before = path.stat()
+        torn = bytearray(path.read_bytes())
+        torn[zeroed] = bytes(len(torn[zeroed]))
+        path.write_bytes(torn)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        started_s = time.time() + 60
+        assert store(tmp_path, boot_s=started_s).open(block, len(DATA)) is None
+        assert not path.exists()
+
+
 @pytest.mark.parametrize("num_bytes", [0, 5, len(DATA)])
 def test_a_file_of_the_wrong_size_is_dropped(tmp_path: Path, num_bytes: int) -> None:
     blocks = store(tmp_path)
