@@ -18,6 +18,8 @@ from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.url import TEMPORARY_PREFIX, check_prefix, join_url, object_url, strip_slash
 
 _COPY_BYTES = 8 << 20
+_PAGE_BYTES = 4096
+_DONTNEED = os.POSIX_FADV_DONTNEED
 # O_NONBLOCK has no effect on files, but a FIFO that lies in the lake must not hang its reader.
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -53,7 +55,7 @@ class LocalStore:
         target = check_range(path, start, stop, into)
         with self._action(f"read {path}"):
             for _ in range(2):
-                view, end = _read_once(path, start, stop, target)
+                view, end = _read_once(path, start, stop, target, drop=self._config.page_cache == "drop")
                 if start + len(view) == end:
                     return view
         raise short_answer(path, start, end, len(view))
@@ -122,8 +124,11 @@ def _info(key: str, path: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key=key, num_bytes=status.st_size, etag=etag)
 
 
-def _read_once(path: str, start: int, stop: int | None, target: memoryview | None) -> tuple[memoryview, int]:
-    """Returns what is there of [start, stop) and the end that was asked for."""
+def _read_once(
+    path: str, start: int, stop: int | None, target: memoryview | None, *, drop: bool
+) -> tuple[memoryview, int]:
+    """Returns what is there of [start, stop) and the end that was asked for; with `drop` and a target, the pages of a
+    range that was read leave the page cache, so that a lake that passes through pushes nothing out of it."""
     descriptor = os.open(path, _READ_FLAGS)
     try:
         size_bytes = _info("", path, os.fstat(descriptor)).num_bytes
@@ -135,6 +140,8 @@ def _read_once(path: str, start: int, stop: int | None, target: memoryview | Non
         filled = 0
         while filled < len(target) and (count := os.preadv(descriptor, [target[filled:]], start + filled)):
             filled += count
+        if drop:
+            os.posix_fadvise(descriptor, start // _PAGE_BYTES * _PAGE_BYTES, end - start + _PAGE_BYTES, _DONTNEED)
         return target[:filled], end
     finally:
         os.close(descriptor)

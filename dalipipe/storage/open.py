@@ -44,6 +44,8 @@ def _check(config: StorageConfig) -> None:
         raise ConfigError(f"storage.concurrency={config.concurrency} must be at least 1")
     if config.retries < 0:
         raise ConfigError(f"storage.retries={config.retries} must be at least 0")
+    if config.page_cache not in ("drop", "keep"):
+        raise ConfigError(f"storage.page_cache={config.page_cache!r} is neither 'drop' nor 'keep'")
     check_io_class(config.io_class)
     declared_rate(config.bandwidth)
     for name in ("connect_timeout_s", "read_timeout_s", "request_timeout_s"):

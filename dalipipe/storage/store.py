@@ -49,6 +49,9 @@ class StorageConfig:
     endpoint_url: str | None = None
     """An S3-compatible endpoint; the shipped configuration takes it from AWS_ENDPOINT_URL or S3_ENDPOINT_URL."""
     region: str | None = None
+    page_cache: str = "drop"
+    """Plain files: whether ranges that were read stay in the page cache: `drop` (a lake passes through; what is to be
+    near is the node tier's to say), or `keep` (a small set that is streamed from a local disk every epoch)."""
 
 
 class Store(Protocol):

@@ -16,6 +16,7 @@ import pytest
 from dalipipe.cache.blockstore import BlockStore
 from dalipipe.cache.config import CacheConfig, MemoryConfig, PoolConfig, TierConfig, TiersConfig
 from dalipipe.cache.inspect import clear, stat, verify
+from dalipipe.cache.mapping import resident_bytes
 from dalipipe.cache.open import Readers, open_cache
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import UsageTable
@@ -462,3 +463,27 @@ def test_a_mount_with_huge_pages_gets_them(tmp_path: Path) -> None:
         pytest.skip("this host lets no test mount a file system")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 8 * 1024, "16 MiB less a little, in pages of 2 MiB, kB"
+
+
+@pytest.mark.parametrize(("page_cache", "most"), [("drop", 0.2), ("keep", 1.0)])
+def test_blocks_of_a_local_lake_leave_the_page_cache_after_use(tmp_path: Path, page_cache: str, most: float) -> None:
+    folder = image_set(400, num_bytes=20_000, num_shards=2)
+    manifest = open_folder(folder)
+    shards = []
+    for name, data in folder.files.items():
+        with (tmp_path / name).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        shards += [tmp_path / name] if name.endswith(".tar") else []
+    if any(map(resident_bytes, shards)):
+        pytest.skip("this file system keeps pages whatever it is told, as tmpfs does")
+    store = LocalStore(tmp_path, StorageConfig(page_cache=page_cache))
+    cache = open_cache(manifest, store, CacheConfig(policy="stream"), Recorder())
+    for block in range(manifest.num_blocks):
+        cache.get(block).release()
+    share = sum(map(resident_bytes, shards)) / sum(path.stat().st_size for path in shards)
+    assert share <= most
+    if page_cache == "keep":
+        assert share > 0.9
