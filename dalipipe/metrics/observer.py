@@ -100,7 +100,9 @@ class RunObserver:
             if rows[-1].epoch != self._epoch:
                 self._epoch = rows[-1].epoch
                 self._run.event("epoch", epoch=self._epoch, step=rows[-1].step)
-        self._run.snapshot(self.snapshot())
+        now = self.snapshot()
+        self._run.snapshot(now)
+        self._run.series(now)
 
     def close(self) -> None:
         """Writes the last figures and ends the thread and the server within 5 s. Idempotent."""

@@ -3,6 +3,7 @@
     config.json                     the configuration as it ran (rank 0)
     events.jsonl                    what happened, a line each; rotated (other ranks: events-rank-00001.jsonl)
     ranks/00000.json                all figures of the rank, replaced every `metrics.every_s`
+    series/rank-00000.jsonl         a line of figures every `metrics.every_s`; rotated
     ledger/rank-00000/000000.parquet  one row a step
     quarantine.jsonl                samples that could not be decoded
 
@@ -27,6 +28,16 @@ EVENTS_MOST_BYTES = 8 * 2**20
 ROWS_A_PART = 4096
 MOST_PARTS = 256
 _WAIT, _PHASE = "wait_", "phase_"
+_SERIES = (
+    "bytes_read.",
+    "bytes_written.",
+    "blocks_hit.",
+    "blocks_missed",
+    "samples",
+    "wait_s",
+    "cpu_s.",
+    "quarantined",
+)
 
 
 class RunWriter:
@@ -45,9 +56,10 @@ class RunWriter:
         self._most_parts = most_parts
         self._parts = folder / "ledger" / f"rank-{rank:05d}"
         self._events = folder / ("events.jsonl" if rank == 0 else f"events-rank-{rank:05d}.jsonl")
+        self._series = folder / "series" / f"rank-{rank:05d}.jsonl"
         self._rows: list[StepRow] = []
         try:
-            for path in (folder / "ranks", self._parts):
+            for path in (folder / "ranks", folder / "series", self._parts):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"run_dir={folder} cannot be written: {error}; choose another folder") from error
@@ -61,17 +73,13 @@ class RunWriter:
 
     def event(self, what: str, **about: Any) -> None:
         """Appends one line to the log of events, which is rotated at 8 MiB; a full disk loses the line, not the run."""
-        line = json.dumps({"at": time.time(), "rank": self._rank, "event": what, **about}, default=str) + "\n"
-        try:
-            if self._events.exists() and self._events.stat().st_size + len(line) > EVENTS_MOST_BYTES:
-                self._events.replace(self._events.with_suffix(".jsonl.1"))
-            descriptor = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return
+        _append(self._events, {"at": time.time(), "rank": self._rank, "event": what, **about})
+
+    def series(self, snapshot: RankSnapshot) -> None:
+        """Appends the figures that are drawn over time."""
+        counters = {name: value for name, value in snapshot.counters.items() if name.startswith(_SERIES)}
+        figures = {"steps": snapshot.num_steps, "wall_s": snapshot.wall_s, "gauges": snapshot.gauges}
+        _append(self._series, {"at": snapshot.at, **figures, "counters": counters})
 
     def snapshot(self, snapshot: RankSnapshot) -> None:
         """Replaces the rank's figures."""
@@ -193,6 +201,20 @@ def _read_parts(paths: Sequence[Path], most_rows: int) -> dict[str, list[Any]]:
         for name in names:
             columns[name] += table.get(name, [0.0] * length)
     return {name: values[-most_rows:] for name, values in columns.items()}
+
+
+def _append(path: Path, what: Mapping[str, Any]) -> None:
+    line = json.dumps(what, default=str) + "\n"
+    try:
+        if path.exists() and path.stat().st_size + len(line) > EVENTS_MOST_BYTES:
+            path.replace(path.with_suffix(".jsonl.1"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return
 
 
 def _replace(path: Path, data: bytes) -> None:
