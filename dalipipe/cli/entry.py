@@ -27,6 +27,8 @@ VERBS = {
     "bench": "throughput of the loader; utilisation of an accelerator emulated by bench.step_s",
     "spin": "the idle-spin upper bound: the same step fed from batches held in memory",
     "doctor": "what bounds a run (folder or metrics ports), what it costs and which knob to turn; `env`: this host",
+    "top": "a running job, live: what each rank waits for (run folder or metrics ports)",
+    "report": "one HTML file about a run folder: verdict, where the time went, tails, queues, cost",
     "cache": "stat | warm | verify | clear: what the cache of this node holds",
 }
 # Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
