@@ -329,7 +329,7 @@ def open_publisher(cfg: LoadConfig, world: World, recorder: Recorder) -> StatePu
 
     Raises:
         ConfigError: a period that can never work.
-        StorageError: the URL cannot be read.
+        StorageError: the URL cannot be read or written.
     """
     from dalipipe.loader.publish import StatePublisher, next_number
     from dalipipe.storage.open import open_store

@@ -21,6 +21,7 @@ from dalipipe.telemetry import Recorder
 
 FORMAT = "dalipipe-loader-state-1"
 STATE_NAMES = ("loader-state-0.json", "loader-state-1.json")
+_PROBE_NAME = "loader-state.probe"
 _JOIN_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -87,8 +88,14 @@ def read_published(store: Store) -> Published | None:
 
 
 def next_number(store: Store) -> int:
-    """The number of the next publication: it takes the place of the older state, or of a torn one."""
+    """The number of the next publication: it takes the place of the older state, or of a torn one.
+
+    Raises:
+        StorageError: the store cannot be read or written: a run of days had better know at its start.
+    """
     whole, _ = _found(store)
+    store.put(_PROBE_NAME, b"")
+    store.delete(_PROBE_NAME)
     return max((one.number + 1 for one in whole), default=0)
 
 
