@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from dalipipe.graphs.lane import Lane
 from dalipipe.graphs.scaled import ScaledDecodeError
 
 _MAX_ROUNDS = 3
+_SAMPLE_NUMBER = re.compile(r"[Ff]ailed to decode sample #(\d+)")
 
 
 class Salvage:
@@ -58,6 +60,16 @@ class Salvage:
             QuarantineError: too many samples are bad, or one has no good substitute.
             PipelineError: the graph fails although each sample passes alone.
         """
+        for _ in range(_MAX_ROUNDS):
+            reasons = self._undecodable(intake, self._named(intake, error))
+            if not any(reasons.values()):
+                break
+            self._replace(intake, reasons)
+            try:
+                return self._run(intake, self._backends[0], self.fed(intake))
+            except RuntimeError as again:
+                error = again
+        # DALI names one sample at most, and none for some kinds of damage: look at all.
         self._replace(intake, self._undecodable(intake, range(len(intake))))
         for backend in self._backends:
             try:
@@ -94,6 +106,12 @@ class Salvage:
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
+
+    def _named(self, intake: Intake, error: RuntimeError) -> list[int]:
+        """The row that DALI's message names, counted among those that it was fed; none where it names none."""
+        found = _SAMPLE_NUMBER.search(str(error))
+        fed = self.fed(intake)
+        return [fed[int(found[1])]] if found and int(found[1]) < len(fed) else []
 
     def _undecodable(self, intake: Intake, rows: Sequence[int]) -> dict[int, str | None]:
         images = [intake.images[row] for row in rows]

@@ -1,0 +1,268 @@
+"""What does everything around the graph cost: blocks, cache, order, hand-over, bad samples, memory?
+
+    python benchmarks/loader.py [FOLDER] [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--epochs 20]
+                                [--json] [--quick]
+
+`overhead`: `dalipipe.load` on a packed set from a warm cache against the same graph fed from memory (the floor), in
+turn, round by round, in one process. `bad`: the graph fed from memory with one sample in a hundred bad, each met for
+the first time, against none: cut short (seen by the precheck) and broken inside (DALI fails the batch). `precheck`: the
+look at the ends of a sample's bytes. `first_batch`: from `dalipipe.load` to the first batch with an empty cache, after
+the imports. `memory`: resident bytes over epochs of the packed set, after the first three.
+Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that scikit-image ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.graphs import MemorySteps, cut_photographs, jpegs_in
+from dalipipe.graphs.check import suspicion
+from dalipipe.graphs.config import GraphConfig, QuarantineConfig
+from dalipipe.graphs.source import open_source
+from dalipipe.order.step import Bytes, Sample, Step
+from dalipipe.telemetry import Recorder
+
+_WARM_BATCHES = 4
+_BAD_EVERY = 100
+
+
+class BadSteps(MemorySteps):
+    """The files without end under ever new ids; one in a hundred is bad when `spoil` is given."""
+
+    def __init__(self, files: list[Path], batch_size: int, spoil: Callable[[Bytes], Bytes] | None) -> None:
+        super().__init__(files, batch_size)
+        self._spoil = spoil
+
+    def next(self) -> Step:
+        """The next step; its ids count on instead of wrapping around."""
+        step = super().next()
+        num = len(step.ids)
+        ids = np.arange(step.step * num, (step.step + 1) * num, dtype=np.int64)
+        images = list(step.fields["image"])
+
+        def substitutes(row: int) -> Iterator[Sample]:
+            other = (row + 1) % num
+            height, width = step.sizes[other].tolist()
+            fields = {name: views[other] for name, views in step.fields.items()}
+            yield Sample(id=int(ids[other]), fields=fields, height=height, width=width)
+
+        if self._spoil is not None:
+            for row in np.flatnonzero(ids % _BAD_EVERY == _BAD_EVERY // 2).tolist():
+                images[row] = self._spoil(images[row])
+        return Step(
+            epoch=0, step=step.step, ids=ids, fields=step.fields | {"image": images}, sizes=step.sizes,
+            valid=step.valid, substitutes=substitutes, release=step.release,
+        )  # fmt: skip
+
+
+def cut_short(image: Bytes) -> Bytes:
+    """Without its second half, as an upload that broke off."""
+    return image[: len(image) // 2]
+
+
+def broken_inside(image: Bytes) -> Bytes:
+    """With a Huffman table that cannot be; both ends look whole."""
+    data = bytearray(image.tobytes())
+    at = data.index(b"\xff\xc4") + 4
+    data[at : at + 20] = b"\xff" * 20
+    return np.frombuffer(bytes(data), np.uint8)
+
+
+class FromMemory:
+    """The graph over steps in memory."""
+
+    def __init__(self, steps: MemorySteps, threads: int) -> None:
+        self._source = open_source(
+            steps,
+            graph=GraphConfig(num_threads=threads),
+            quarantine=QuarantineConfig(max_fraction=1),
+            fields=["image", "label"],
+            seed=0,
+            device="cpu",
+            queue_depth=2,
+            num_samples=10**9,
+            run_dir=None,
+            recorder=Recorder(),
+        )
+
+    def next(self) -> Any:
+        """One batch of images."""
+        return next(self._source).tensors["image"]
+
+    def rest(self) -> None:
+        """Nothing works ahead of the calls."""
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._source.close()
+
+
+class Loaded:
+    """`dalipipe.load` over a packed set, epoch after epoch."""
+
+    def __init__(self, data: Path, cache: Path, batch_size: int, threads: int) -> None:
+        import dalipipe
+
+        began_s = time.perf_counter()
+        options = [f"data.url={data}", f"cache.dir={cache}", "device=cpu", f"graph.num_threads={threads}"]
+        self.loader = dalipipe.load("train", [*options, f"loader.batch_size={batch_size}", "shuffle.seed=0"])
+        self._batches = itertools.chain.from_iterable(iter(lambda: self.loader, None))
+        self.next()
+        self.first_batch_s = time.perf_counter() - began_s
+
+    def next(self) -> Any:
+        """One batch of images."""
+        return next(self._batches)["image"]
+
+    def rest(self) -> None:
+        """Stops the work ahead, so that it is not charged to the other one."""
+        self.loader.rest()
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self.loader.close()
+
+
+def measure(peer: FromMemory | Loaded, num_batches: int) -> tuple[float, float]:
+    """Images a second and CPU milliseconds an image, after a few untimed batches."""
+    for _ in range(_WARM_BATCHES):
+        peer.next()
+    images = 0
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(num_batches):
+        images += len(peer.next())
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peer.rest()
+    time.sleep(0.3)
+    return images / wall, cpu / images * 1e3
+
+
+def in_turn(peers: dict[str, FromMemory | Loaded], rounds: int, batches: int) -> dict[str, dict[str, float]]:
+    """Medians over rounds, and of the ratios to the first peer within each round."""
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
+    for number in range(rounds):
+        for name in list(peers) if number % 2 == 0 else list(peers)[::-1]:
+            seen[name].append(measure(peers[name], batches))
+    base = next(iter(peers))
+    return {
+        name: {
+            "images_per_s": _median(rate for rate, _ in figures),
+            "cpu_ms": _median(cpu for _, cpu in figures),
+            "rate_ratio": _median(rate / floor for (rate, _), (floor, _) in zip(figures, seen[base], strict=True)),
+            "cpu_ratio": _median(floor / cpu for (_, cpu), (_, floor) in zip(figures, seen[base], strict=True)),
+        }
+        for name, figures in seen.items()
+    }
+
+
+def precheck_us(files: list[Path]) -> float:
+    """Microseconds a sample."""
+    images = [np.frombuffer(file.read_bytes(), np.uint8) for file in files]
+    repeats = max(1, 20_000 // len(images))
+    began_s = time.perf_counter()
+    for _ in range(repeats):
+        for image in images:
+            suspicion(image)
+    return (time.perf_counter() - began_s) / repeats / len(images) * 1e6
+
+
+def memory_growth(peer: Loaded, epochs: int) -> dict[str, float]:
+    """Resident bytes after each epoch from the third on: the largest over the first of them."""
+    resident = []
+    for _ in range(epochs):
+        for _ in range(len(peer.loader)):
+            peer.next()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
+    steady = resident[min(3, len(resident) - 1) :]
+    return {
+        "epochs": epochs,
+        "resident_mb": round(steady[-1] / 1e6, 1),
+        "largest_over_first": round(max(steady) / steady[0], 4),
+        "last_over_first": round(steady[-1] / steady[0], 4),
+    }
+
+
+def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    tree = scratch / "lake" / "photos"
+    tree.mkdir(parents=True)
+    for number, file in enumerate(files):
+        (tree / f"{number:06d}.jpg").symlink_to(file.resolve())
+    packed, cache = scratch / "packed", scratch / "cache"
+    pack = ["pack", f"source={tree.parent}", f"target={packed}"]
+    subprocess.run([sys.executable, "-m", "dalipipe", *pack], check=True, stdout=subprocess.DEVNULL)
+    batch_size, threads = args.batch_size, args.threads
+    loaded = Loaded(packed, cache, batch_size, threads)
+    floor = FromMemory(MemorySteps(files, batch_size), threads)
+    result: dict[str, Any] = {"files": len(files), "threads": threads, "batch_size": batch_size}
+    result["overhead"] = in_turn({"memory": floor, "loader": loaded}, args.rounds, args.batches)
+    floor.close()
+    result["memory"] = memory_growth(loaded, args.epochs)
+    loaded.close()
+    kinds = {"none": None, "cut_short": cut_short, "broken_inside": broken_inside}
+    peers: dict[str, FromMemory | Loaded] = {
+        kind: FromMemory(BadSteps(files, batch_size, spoil), threads) for kind, spoil in kinds.items()
+    }
+    result["bad"] = in_turn(peers, args.rounds, args.batches)
+    for peer in peers.values():
+        peer.close()
+    result["precheck_us"] = round(precheck_us(files), 2)
+    firsts = []
+    for number in range(args.rounds):
+        fresh = Loaded(packed, scratch / f"cache-{number}", batch_size, threads)
+        firsts.append(fresh.first_batch_s)
+        fresh.close()
+    result["first_batch_s"] = _median(iter(firsts))
+    return result
+
+
+def _median(values: Iterator[float]) -> float:
+    return round(statistics.median(values), 3)
+
+
+def main() -> None:
+    """Prints one line a question, or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="JPEG files, searched recursively")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, not how fast")
+    args = parser.parse_args()
+    if args.quick:
+        args.rounds, args.batches, args.epochs, args.batch_size = 1, 3, 3, 32
+    with tempfile.TemporaryDirectory() as scratch:
+        photos = Path(scratch, "photos")
+        photos.mkdir()
+        files = jpegs_in(args.folder or cut_photographs(photos, 96))
+        if len(files) < 2 * args.batch_size:
+            parser.error(f"{len(files)} JPEGs under {args.folder}; two batches of {args.batch_size} are needed")
+        result = run(files, Path(scratch), args)
+    if args.json:
+        print(json.dumps(result))
+        return
+    for question, figures in result.items():
+        print(question, json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
