@@ -206,7 +206,9 @@ def _straggler(job: Job) -> None:
 
 def _thrash(job: Job) -> None:
     job.server.delay_s = 0.04
-    job.train("cache.tiers.node.capacity=20KiB", "prefetch.threads=1", "prefetch.depth=2", epochs=3, forward_s=0.005)
+    job.train(
+        "cache.tiers.node.capacity=20KiB", "prefetch.threads=1", "prefetch.memory_cap=64KiB", epochs=3, forward_s=0.005
+    )
 
 
 def _quarantine(job: Job) -> None:
