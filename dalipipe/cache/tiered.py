@@ -11,7 +11,7 @@ from dalipipe.cache.passing import PassingBlocks
 from dalipipe.cache.pool import PooledReader
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.view import HeldView
-from dalipipe.errors import CacheError, CacheTimeoutError, ClosedError
+from dalipipe.errors import CacheError, CacheTimeoutError, ClosedError, StorageError
 from dalipipe.telemetry import Recorder
 
 # Times that a block may come and vanish again (a `cache clear` in a loop) before it is read past the tiers.
@@ -76,8 +76,8 @@ class TieredCache:
             home = self._home(block)
             if home is not None:
                 view = self._bring(block, home)
-        except CacheTimeoutError:
-            raise
+        except (CacheTimeoutError, StorageError):
+            raise  # both are builtins too: a refusal by the lake is a PermissionError
         except PermissionError as error:
             raise CacheError(
                 f"block {block} cannot be read in {self._tiers[0].blocks.folder}: {error}; let this user read and "

@@ -164,7 +164,7 @@ def reason(error: BaseException) -> str:
     code = error_code(error)
     first = text.strip().partition("\n")[0].partition("<?xml")[0].strip().rstrip(":")
     if code:
-        first = f"{first} ({code})"
+        first = f"{code}: {first}"
     if len(first) > _MAX_REASON_CHARS:
         first = first[: _MAX_REASON_CHARS - 1] + "…"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
