@@ -1,10 +1,10 @@
-"""Throughput of a loader, alone or before an emulated accelerator, and its idle-spin bound."""
+"""Throughput of a loader, alone or before an emulated accelerator."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,37 +88,6 @@ def run_bench(
         stage_s=_difference(after["stage_s"], before["stage_s"]),
         bytes_read={tier: int(n) for tier, n in _difference(after["bytes_read"], before["bytes_read"]).items()},
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpinResult:
-    """The same step, fed from memory: no loader can be faster than this."""
-
-    images: int
-    steps: int
-    wall_s: float
-    images_per_s: float
-
-
-def idle_spin(
-    batches: Iterable[BatchTensors], step: Callable[[BatchTensors], None], *, num_batches: int, num_steps: int
-) -> SpinResult:
-    """Holds the first `num_batches` batches in memory and replays them for `num_steps` steps in steady state.
-
-    Raises:
-        ConfigError: there is no batch to hold, or nothing to run.
-    """
-    held = list(itertools.islice(iter(batches), num_batches))
-    if not held or num_steps < 1:
-        raise ConfigError(f"idle spin needs at least one batch and one step (got {len(held)} and {num_steps})")
-    step(held[0])
-    images = 0
-    begin = time.perf_counter()
-    for batch in itertools.islice(itertools.cycle(held), num_steps):
-        step(batch)
-        images += len(batch["id"])
-    wall_s = time.perf_counter() - begin
-    return SpinResult(images=images, steps=num_steps, wall_s=wall_s, images_per_s=images / wall_s)
 
 
 def _batches(loader: BenchLoader, epochs: int, steps: int) -> Iterator[BatchTensors]:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from dalipipe.telemetry import step
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReport:
@@ -52,7 +54,8 @@ class StepLedger:
         """Charges the block to the row `name` (forward, backward, optimiser …). Phases must not nest."""
         begin = self._clock()
         try:
-            yield
+            with step(name):  # the loader's own ledger sees it too
+                yield
         finally:
             self._phases[name] = self._phases.get(name, 0.0) + self._clock() - begin
 

@@ -46,10 +46,10 @@ def render(judged: Judgement, folder: Path) -> str:
     series = {rank.rank: read_json_lines(folder / "series" / f"rank-{rank.rank:05d}.jsonl") for rank in run.ranks}
     events = [line for line in read_json_lines(folder / "events.jsonl") if line.get("event") == "warning"]
     first = run.ranks[0]
-    about = (
-        f"{len(run.ranks)} ranks, {run.num_steps:,} steps, {first.facts.get('device', '?')}, dalipipe "
-        f"{first.facts.get('version', '?')}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(first.at))}"
-    )
+    ranks = f"{len(run.ranks)} {'rank' if len(run.ranks) == 1 else 'ranks'}"
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(first.at))
+    made_by = f"{first.facts.get('device', '?')}, dalipipe {first.facts.get('version', '?')}"
+    about = f"{ranks}, {run.num_steps:,} steps, {made_by}, {when}"
     parts = [
         f"<h1>Run {html.escape(folder.resolve().name)}</h1><div class=soft>{html.escape(about)}</div>",
         _verdict(judged),
@@ -122,12 +122,14 @@ def _tails(run: Run) -> str:
         share = 1.0 if name == "step" else run.share(name)
         cells = "".join(f"<td>{_milliseconds(float(value))}</td>" for value in figures)
         body.append(f"<tr><td>{html.escape(name)}</td>{cells}<td>{100 * share:.1f} %</td></tr>")
-    steps = np.sort(np.concatenate([rank.wall_s for rank in run.steps]))
-    waits = np.sort(np.concatenate([rank.waited_s for rank in run.steps]))
+    steps = np.concatenate([rank.wall_s for rank in run.steps])
+    waits = np.concatenate([rank.waited_s for rank in run.steps])
     shares = np.linspace(0, 100, 101)
-    curves = {"forward": (shares, np.quantile(steps, shares / 100)), "lake": (shares, np.quantile(waits, shares / 100))}
     plot = lines(
-        {"step": curves["forward"], "wait for data": curves["lake"]},
+        {
+            "step": (shares, np.quantile(steps, shares / 100)),
+            "wait for data": (shares, np.quantile(waits, shares / 100)),
+        },
         y_unit=_milliseconds,
         x_label="percentile",
         width=960,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 14, 12, 34
 _COLORS = {
     "forward": "#4c78a8",
     "backward": "#2f4b7c",
@@ -27,7 +27,7 @@ _COLORS = {
     "plan": "#a05195",
     "start": "#83786b",
 }
-_SPARE = ("#54a24b", "#439894", "#6f4e7c", "#0b84a5", "#9dd866", "#ca472f", "#8dddd0", "#665191")
+_SPARE = ("#54a24b", "#e08b3e", "#6f4e7c", "#0b84a5", "#9dd866", "#ca472f", "#8dddd0", "#665191")
 
 
 def color_of(name: str, place: int = 0) -> str:

@@ -36,6 +36,8 @@ class Causes:
     def charge(self, start_s: float, stop_s: float) -> dict[str, float]:
         """Splits [start_s, stop_s) by cause; the parts sum to its length. Forgets what came before `start_s`."""
         charged: dict[str, float] = {}
+        if stop_s <= start_s:
+            return charged
         with self._lock:
             until_s = stop_s
             for since_s, cause in reversed(self._changes):

@@ -12,7 +12,7 @@ from dalipipe.errors import ConfigError
 WAITS = ("start", "lake", "pool", "node", "memory", "index", "plan", "decode", "handover")
 _RESERVED = frozenset((*WAITS, "other"))
 _MAX_PHASES = 32
-_UNCHARGED = ""
+_UNCHARGED = "(loader)"
 
 _ranges: tuple[Callable[[str], object], Callable[[], object]] | None = None
 
@@ -56,9 +56,7 @@ class step:  # noqa: N801 - a context manager used like a function
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        if name not in _clock.seconds:
-            _check(name)
-            _clock.seconds[name] = 0.0
+        _check(name)
         self._name = name
 
     def __enter__(self) -> None:
@@ -84,7 +82,7 @@ def leave_loader() -> float:
 
 def phase_seconds() -> dict[str, float]:
     """Cumulative seconds by phase of the calling thread, open marks up to the last change included."""
-    return {name: seconds for name, seconds in _clock.seconds.items() if name is not _UNCHARGED}
+    return {name: seconds for name, seconds in _clock.seconds.items() if name != _UNCHARGED}
 
 
 def set_ranges(push: Callable[[str], object], pop: Callable[[], object]) -> None:
@@ -99,5 +97,7 @@ def _check(name: str) -> None:
             f"step({name!r}): a mark is a word such as forward, backward, collective or optimiser, and none of the "
             f"loader's rows: {', '.join(sorted(_RESERVED))}"
         )
-    if len(_clock.seconds) > _MAX_PHASES:
-        raise ConfigError(f"step({name!r}): more than {_MAX_PHASES} different marks; each is a row of every step")
+    if name not in _clock.seconds:
+        if len(_clock.seconds) > _MAX_PHASES:
+            raise ConfigError(f"step({name!r}): more than {_MAX_PHASES} different marks; each is a row of every step")
+        _clock.seconds[name] = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dalipipe.errors import ConfigError
-from dalipipe.metrics.bench import idle_spin, run_bench
+from dalipipe.metrics.bench import run_bench
 from dalipipe.metrics.config import BenchConfig
 from dalipipe.metrics.ledger import StepLedger
 
@@ -65,17 +65,3 @@ def test_bench_measures_after_the_warm_up() -> None:
     assert slept == [0.25] * 8
     with pytest.raises(ConfigError, match="nothing to measure"):
         run_bench(FakeLoader(), BenchConfig(epochs=1, warmup_steps=4))
-
-
-def test_idle_spin_replays_what_it_holds() -> None:
-    seen: list[int] = []
-    result = idle_spin(
-        ({"id": [number]} for number in range(100)),
-        lambda batch: seen.append(batch["id"][0]),
-        num_batches=2,
-        num_steps=5,
-    )
-    assert seen == [0, 0, 1, 0, 1, 0]
-    assert result.images == 5
-    with pytest.raises(ConfigError):
-        idle_spin([], lambda batch: None, num_batches=2, num_steps=5)
