@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -11,10 +12,24 @@ from dalipipe.storage.url import FILE_SCHEMES, file_path, scheme_of
 
 
 def temporary_file(target: str) -> BinaryIO:
-    """An unnamed file, on the target's own disk where it has one (the folder for temporary files may be small)."""
+    """An unnamed file that can be opened again by its descriptor (/proc/self/fd), on the target's own disk where it has
+    one (the folder for temporary files may be small)."""
     folder: Path | None = None
     scheme = scheme_of(target)
     if scheme == "" or scheme in FILE_SCHEMES:
         folder = Path(file_path(target) if scheme else target).expanduser() / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-    return cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
+    file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the caller closes it
+    if folder is not None and not _opens_again(file):
+        # FUSE mounts forget a file with its name; the folder for temporary files is a disk of this host.
+        file.close()
+        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    return file
+
+
+def _opens_again(file: BinaryIO) -> bool:
+    try:
+        os.close(os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY))
+    except FileNotFoundError:
+        return False
+    return True
