@@ -50,12 +50,14 @@ class _Codec:
 
     def decode(self, data: bytes) -> Any:
         """A torch tensor on the device, uint8 HWC RGB, upright."""
+        import numpy as np
         import torch.utils.dlpack
 
         image = self._decoder.decode(data)
         if image is None:
             raise CorruptSampleError("nvImageCodec cannot decode it")
-        return torch.utils.dlpack.from_dlpack(image)
+        # Without a driver its DLPack fails even for images in host memory.
+        return torch.from_numpy(np.array(image)) if self._on_cpu else torch.utils.dlpack.from_dlpack(image)
 
     def encode(self, pixels: Any, quality: int) -> bytes:
         """The JPEG of such a tensor."""

@@ -37,6 +37,8 @@ from dalipipe.storage.url import link_from
 from dalipipe.units import parse_bytes
 
 DALI_VERSION = "v1.2"
+_IMAGE_HEAD_BYTES = 1024
+"""Where the size of most images stands; what the window holds beyond is looked at too."""
 Progress = Callable[[int, int], None]
 """(tars done, tars in all; 0 while they are still listed)."""
 
@@ -196,7 +198,9 @@ def _groups(window: HeaderWindow, num_bytes: int, dots: str) -> Iterator[tuple[G
     def watched() -> Iterator[object]:
         for member in scan_tar(window, num_bytes):
             if field_of(member.name.rpartition(".")[2]) == "image":
-                size_at[member.offset] = _size(window.held(member.offset, member.offset + member.num_bytes))
+                stop = member.offset + member.num_bytes
+                window(member.offset, min(stop, member.offset + _IMAGE_HEAD_BYTES))
+                size_at[member.offset] = _size(window.held(member.offset, stop))
             yield member
 
     for group in group_neighbours(watched(), dots):  # type: ignore[arg-type]

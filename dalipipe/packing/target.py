@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
 
-from dalipipe.errors import ManifestError, TargetExistsError
+from dalipipe.errors import ManifestError, ObjectNotFoundError, TargetExistsError
 from dalipipe.packing.done import FOLDER, ShardDone, decode_done, record_name
 from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
 from dalipipe.shards.manifest import Manifest
@@ -37,7 +38,10 @@ class Target:
         self.store = store
         self._plan = plan
         self._drop_corrupt = drop_corrupt
-        self._found = {info.key: info.num_bytes for info in store.list()}
+        self._found: dict[str, int] = {}
+        # A bucket that appears with its first object is empty until then; one that must be made is missed at the write.
+        with contextlib.suppress(ObjectNotFoundError):
+            self._found = {info.key: info.num_bytes for info in store.list()}
 
     def packed_before(self, *, overwrite: bool) -> PackedBefore | None:
         """The data set that lies there, if this plan made it and all its files have their sizes.

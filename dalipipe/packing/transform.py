@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ class Transform:
 
 
 def _on_cpu(data: memoryview, short_side: int, wanted: str, quality: int) -> tuple[bytes, int, int]:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as opened:
@@ -73,7 +74,7 @@ def _on_cpu(data: memoryview, short_side: int, wanted: str, quality: int) -> tup
             image = _plain(image)
             if image.size != goal:
                 image = image.resize(goal, Image.Resampling.LANCZOS)
-            image = ImageOps.exif_transpose(image)
+            image = _upright(image)
             sink = io.BytesIO()
             options: dict[str, Any] = {} if wanted == "png" else {"quality": quality}
             if profile and wanted == "jpeg" and image.mode == "RGB":
@@ -95,6 +96,16 @@ def _plain(image: Any) -> Any:
     if exif:
         plain.info["exif"] = exif.tobytes()
     return plain
+
+
+def _upright(image: Any) -> Any:
+    """Turned as its EXIF says; as it is where the EXIF cannot be read, as decoders do."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except (SyntaxError, OSError, ValueError, KeyError, TypeError, struct.error):
+        return image
 
 
 def _bare(image: Any) -> Any:

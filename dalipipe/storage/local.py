@@ -69,7 +69,7 @@ class LocalStore:
         except DalipipeError:
             raise
         except OSError as error:
-            raise translate(error, f"list {folder}") from error
+            raise translate(error, f"list {error.filename or folder}") from error
 
     def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
         """Writes a temporary file beside the target, syncs it and renames it (`if_absent`: links it)."""

@@ -51,7 +51,9 @@ def test_plan_deals_every_sample_once_into_the_fewest_shards():
     assert plan.num_shards == -(-plan.num_bytes // 2**20) == 6
     loads = [sizes[plan.order[a:b]].sum() for a, b in pairwise(plan.cuts)]
     assert max(loads) < 1.05 * min(loads)
-    unshuffled = make_plan(paths, sizes, members=np.full(len(paths), 1), config=PackConfig(shard_bytes="1MiB", shuffle=False))
+    unshuffled = make_plan(
+        paths, sizes, members=np.full(len(paths), 1), config=PackConfig(shard_bytes="1MiB", shuffle=False)
+    )
     assert unshuffled.order.tolist() == list(range(500))
 
 
