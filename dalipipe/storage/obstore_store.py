@@ -209,6 +209,8 @@ class ObstoreStore:
             if error.__cause__ is None or http_status(error.__cause__) != 416:
                 raise
             return empty_range(shown, start, self.head(key).num_bytes)
+        if total_bytes <= start:
+            return empty_range(shown, start, total_bytes)
         end = min(start + PART_BYTES, total_bytes)
         head = first if len(first.data) == end - start else self._part(key, start, end)
         if end == total_bytes:
@@ -323,10 +325,19 @@ def _get_part(client: Any, key: str, start: int, stop: int) -> _Part | int:
 def _get_first(client: Any, key: str, start: int) -> tuple[_Part, int]:
     """The first part from `start`, and the size of the whole object."""
     import obstore
+    from obstore.exceptions import NotSupportedError
 
-    answer = obstore.get(client, key, options={"range": (start, start + PART_BYTES)})
+    try:
+        answer = obstore.get(client, key, options={"range": (start, start + PART_BYTES)})
+    except NotSupportedError:
+        # Web servers answer a range of an empty file, and some that of any file, with the whole of it.
+        answer = obstore.get(client, key)
+        if int(answer.meta["size"]) > PART_BYTES:
+            raise
     meta = answer.meta
-    return _Part(data=memoryview(answer.bytes()).cast("B"), etag=str(meta["e_tag"] or "")), int(meta["size"])
+    data = memoryview(answer.bytes()).cast("B")
+    data = data[start:] if answer.range == (0, int(meta["size"])) and start else data
+    return _Part(data=data, etag=str(meta["e_tag"] or "")), int(meta["size"])
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:
