@@ -123,7 +123,7 @@ class LocalSource:
         self._size_hint = size_hint
         self._recorder = recorder
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._fifo: deque[Intake] = deque()  # taken in, not yet decoded: one entry a `run`, whatever comes of it
         self._assembling: deque[tuple[Intake, Future[Any]]] = deque()
         self._retired: list[Intake] = []  # delivered, views perhaps still held by DALI
@@ -160,40 +160,49 @@ class LocalSource:
             ClosedError: `close` was called.
         """
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise ClosedError("the source of batches is closed")
-            self._retire()
-            intake, pixels = self._next_pixels()
-            self._retired.append(intake)
-            batch = self._hand_over.on_device(self._hand_over.batch(intake, pixels))
-            self._quarantine.delivered(len(intake))
-            return batch
+            try:
+                self._retire()
+                intake, pixels = self._next_pixels()
+                self._retired.append(intake)
+                batch = self._hand_over.on_device(self._hand_over.batch(intake, pixels))
+                self._quarantine.delivered(len(intake))
+                return batch
+            finally:
+                if self._closed.is_set():  # meanwhile, and `close` did not wait for this batch
+                    self._free()
 
     def close(self) -> None:
-        """Closes the prefetcher, ends all threads and frees the pipelines within 2 s. Idempotent."""
-        self._closed = True
+        """Closes the prefetcher, ends all threads and frees the pipelines, within 2 s. Idempotent.
+
+        A batch that DALI is decoding cannot be given up: the thread that waits for it then does the rest when it has
+        come, and `close` does not wait for that.
+        """
+        self._closed.set()
         self._prefetcher.close()
         if self._assembler is not None:
             self._assembler.stop()
         # A thread inside `__next__` holds the lock; the two calls above make it return soon.
-        if not self._lock.acquire(timeout=_CLOSE_WAIT_S):
-            raise PipelineTimeoutError(
-                f"a batch was still being decoded {_CLOSE_WAIT_S:g} s after the source was closed"
-            )
-        try:
-            self._finisher.shutdown(wait=True, cancel_futures=True)
-            if self._assembler is not None:
-                self._assembler.close()
-            self._lane.close()
-            self._salvage.close()
-            self._retired += [intake for intake, _ in self._assembling] + list(self._fifo)
-            self._assembling.clear()
-            self._fifo.clear()
-            self._retire()
-            if self._device_id is not None:
-                release_memory()
-        finally:
-            self._lock.release()
+        if self._lock.acquire(timeout=_CLOSE_WAIT_S):
+            try:
+                self._free()
+            finally:
+                self._lock.release()
+
+    def _free(self) -> None:
+        """Ends what is owned; under the lock, by whoever has it when the source is closed."""
+        self._finisher.shutdown(wait=True, cancel_futures=True)
+        if self._assembler is not None:
+            self._assembler.close()
+        self._lane.close()
+        self._salvage.close()
+        self._retired += [intake for intake, _ in self._assembling] + list(self._fifo)
+        self._assembling.clear()
+        self._fifo.clear()
+        self._retire()
+        if self._device_id is not None:
+            release_memory()
 
     def _next_pixels(self) -> tuple[Intake, Any]:
         """The next step and its pixels: for a CPU batch the tensor, else DALI's tensor lists, None for no samples."""

@@ -6,9 +6,12 @@ event that the trainer's stream waits for, which costs the host nothing.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import queue
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +24,22 @@ if TYPE_CHECKING:
     import torch
 
 _POLL_S = 0.1
-_JOIN_S = 2.0
+_JOIN_S = 1.9
+_LEAST_JOIN_S = 0.1
+_EXIT_WAIT_S = 60.0
+
+# Feeders that outlived their loader. A thread that is inside DALI when the interpreter goes away takes the process
+# with it (abort), so the exit waits for them; registered here, it comes after the loaders' own clean-up.
+_LATE: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+_log = logging.getLogger(__name__)
+
+
+@atexit.register
+def _wait_for_late_feeders() -> None:
+    deadline_s = time.monotonic() + _EXIT_WAIT_S
+    for thread in list(_LATE):
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +109,19 @@ class BatchesAhead:
         return ready.batch, waits
 
     def close(self) -> None:
-        """Stops the feeder and closes the source; joins for at most 2 s. Idempotent."""
+        """Stops the feeder and closes the source, within 2 s. Idempotent.
+
+        A feeder that waits for DALI to decode a batch ends, and frees the rest, when that has come.
+        """
+        began_s = time.monotonic()
         self._stop.set()
         self._source.close()
         self._drain()
         if self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+            self._thread.join(max(_LEAST_JOIN_S, _JOIN_S - (time.monotonic() - began_s)))
+            if self._thread.is_alive():
+                _log.warning("closed while a batch was being decoded; its memory comes back when it is done")
+                _LATE.add(self._thread)
         self._drain()
         if self._lent is not None:
             self._lent.close()

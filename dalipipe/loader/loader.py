@@ -174,11 +174,12 @@ class Loader:
             return
         self._closed = True
         atexit.unregister(self._atexit)
-        if self._publisher is not None:
-            self._publisher.close()
-        self._halt()
-        for item in reversed(self._owned):
-            item.close()
+        with contextlib.ExitStack() as stack:  # closes all of them, last first, whatever one of them raises
+            for item in self._owned:
+                stack.callback(item.close)
+            stack.callback(self._halt)
+            if self._publisher is not None:
+                stack.callback(self._publisher.close)
 
     def __enter__(self: _Self) -> _Self:
         return self
