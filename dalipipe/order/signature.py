@@ -74,11 +74,12 @@ def order_signature(
 
 
 def short_recipe(text: str) -> str:
-    """`text`, its middle replaced by a hash where it is long: a state stays under 1 KB whatever is mixed."""
-    if len(text) <= _MAX_RECIPE:
+    """`text`, its end replaced by a hash where it is long or not ASCII: a state stays under 1 KB whatever is mixed."""
+    if text.isascii() and len(text) <= _MAX_RECIPE:
         return text
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{text[: _MAX_RECIPE - 40]}… blake2b:{digest}"
+    shown = text[: _MAX_RECIPE - 50].encode("ascii", "replace").decode()
+    return f"{shown}... blake2b:{digest}"
 
 
 def _num_lanes(lanes: int | str, batch_size: int) -> int:

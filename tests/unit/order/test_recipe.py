@@ -57,8 +57,9 @@ def test_hot_samples_of_a_set_in_a_mix_share_its_weight() -> None:
     assert ":repeat" in order.signature.recipe
 
 
-def test_a_recipe_of_any_length_leaves_a_state_under_1_kb() -> None:
-    shapes = {f"a data set with a long name {number}": B for number in range(40)}
+@pytest.mark.parametrize("name", ["a data set with a long name", "データセット"])
+def test_a_recipe_of_any_length_leaves_a_state_under_1_kb(name: str) -> None:
+    shapes = {f"{name} {number}": B for number in range(40)}
     mixes = [{**dict.fromkeys(shapes, 1.0), next(reversed(shapes)): last} for last in (1.0, 2.0)]
     signatures = [
         orders(shapes, batch_size=4, shuffle=SHUFFLE, last_batch="drop", mix=mix)(0).signature for mix in mixes
