@@ -6,34 +6,28 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from dalipipe.errors import AccessDeniedError, ConfigError, DalipipeError, DependencyError, StorageError
+from dalipipe.errors import AccessDeniedError, DalipipeError, StorageError
 from dalipipe.storage.calls import CallPool
-from dalipipe.storage.credentials import Credentials, file_credentials, process_credentials
 from dalipipe.storage.failures import (
     has_stale_credentials,
     http_status,
     is_panic,
     is_throttling,
     is_transient,
-    reason,
     translate,
 )
+from dalipipe.storage.obstore_client import open_client, open_credentials
 from dalipipe.storage.ranges import PART_BYTES, check_range, empty_range, flat_bytes, short_answer, split_range
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
-    AZURE_SCHEMES,
-    GCS_SCHEMES,
     HTTP_SCHEMES,
     S3_SCHEMES,
     TEMPORARY_PREFIX,
-    check_http_url,
     check_prefix,
     join_url,
     object_url,
@@ -64,8 +58,8 @@ class ObstoreStore:
         self._shown = redact(self._url)
         self._config = config
         self._read_only = scheme_of(url) in HTTP_SCHEMES
-        self._credentials = _open_credentials(config) if scheme_of(url) in S3_SCHEMES else None
-        self._client = _open_client(self._url, config, self._credentials, retries=0)
+        self._credentials = open_credentials(config) if scheme_of(url) in S3_SCHEMES else None
+        self._client = open_client(self._url, config, self._credentials, retries=0)
         self._patient: Any = None
         self._reopening = threading.Lock()
         self._transport = Transport(self._shown, config, record)
@@ -258,7 +252,7 @@ class ObstoreStore:
         """A client that retries by itself, for what cannot be begun again from outside."""
         with self._reopening:
             if self._patient is None:
-                self._patient = _open_client(self._url, self._config, self._credentials, retries=self._config.retries)
+                self._patient = open_client(self._url, self._config, self._credentials, retries=self._config.retries)
             return self._patient
 
     def _reopen(self, stale: Any) -> None:
@@ -266,7 +260,7 @@ class ObstoreStore:
         with self._reopening:
             if self._client is stale:  # else another thread was here first
                 self._credentials.forget()
-                self._client = _open_client(self._url, self._config, self._credentials, retries=0)
+                self._client = open_client(self._url, self._config, self._credentials, retries=0)
                 self._patient = None
 
     def _paced(
@@ -342,77 +336,3 @@ def _get_first(client: Any, key: str, start: int) -> tuple[_Part, int]:
 
 def _info(key: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(key=key, num_bytes=int(meta["size"]), etag=str(meta["e_tag"] or ""))
-
-
-def _open_credentials(config: StorageConfig) -> Credentials | None:
-    if config.credential_process is not None and config.credentials_file is not None:
-        raise ConfigError("give one of storage.credential_process and storage.credentials_file, not both")
-    if config.credential_process is not None:
-        return Credentials(process_credentials(config.credential_process))
-    if config.credentials_file is not None:
-        return Credentials(file_credentials(config.credentials_file, config.profile))
-    return None
-
-
-def _open_client(url: str, config: StorageConfig, credentials: Credentials | None, *, retries: int) -> Any:
-    try:
-        from obstore import store as clients
-    except ImportError as error:
-        raise DependencyError(
-            f"{redact(url)} needs the package obstore; install it with: pip install 'dalipipe[s3]'"
-        ) from error
-    scheme = scheme_of(url)
-    options: dict[str, Any] = {
-        "client_options": {
-            "timeout": f"{config.request_timeout_s}s",
-            "read_timeout": f"{config.read_timeout_s}s",
-            "connect_timeout": f"{config.connect_timeout_s}s",
-        },
-        "retry_config": {
-            "max_retries": retries,
-            "retry_timeout": timedelta(seconds=config.request_timeout_s),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=50),
-                "max_backoff": timedelta(seconds=1),
-                "base": 2,
-            },
-        },
-    }
-    try:
-        if scheme in HTTP_SCHEMES:
-            check_http_url(url, "url")
-            options["client_options"]["allow_http"] = scheme == "http"
-            return clients.HTTPStore.from_url(url, **options)
-        return _open_bucket(clients, url, config, options, credentials)
-    except ConfigError:
-        raise
-    except BaseException as error:
-        if isinstance(error, Exception) or is_panic(error):
-            raise ConfigError(
-                f"cannot open {redact(url)}: {reason(error)}; check the URL, endpoint and region"
-            ) from error
-        raise
-
-
-def _open_bucket(
-    clients: Any, url: str, config: StorageConfig, options: dict[str, Any], credentials: Credentials | None
-) -> Any:
-    bucket, _, prefix = url.partition("://")[2].partition("/")
-    if not bucket or any(character in bucket for character in " @?#:"):
-        raise ConfigError(f"{redact(url)} names no valid bucket; write it as {scheme_of(url)}://bucket/folder")
-    options["prefix"] = check_prefix(prefix) or None
-    scheme = scheme_of(url)
-    if scheme in GCS_SCHEMES:
-        return clients.GCSStore(bucket, **options)
-    if scheme in AZURE_SCHEMES:
-        return clients.AzureStore(bucket, **options)
-    if credentials is not None:
-        options["credential_provider"] = credentials
-    if config.region is not None:
-        options["region"] = config.region
-    if config.endpoint_url is not None:
-        endpoint = check_http_url(config.endpoint_url, "storage.endpoint_url")
-        options["client_options"]["allow_http"] = urlsplit(endpoint).scheme == "http"
-        options["endpoint"] = strip_slash(endpoint)
-        options["virtual_hosted_style_request"] = False
-    return clients.S3Store(bucket, **options)
