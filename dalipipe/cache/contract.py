@@ -21,7 +21,7 @@ class BlockView(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that this view alone keeps from being freed: 0 for a mapping of the page cache."""
+        """Memory or disk that this view alone may keep from being freed: 0 for a mapping of a file that stays."""
 
     def release(self) -> None:
         """Lets the block go. Idempotent. Arrays over `memory` must be dead by then."""

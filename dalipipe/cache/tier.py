@@ -57,6 +57,11 @@ class Tier:
         self._lock = threading.Lock()
         self._warned = False
 
+    @property
+    def evicts(self) -> bool:
+        """Whether blocks may be dropped to make room for others."""
+        return self._usage is not None
+
     def admits(self, block: int, num_bytes: int) -> bool:
         """Whether the block is to be kept: the policy wants it and it fits."""
         if not self.policy.admits(block):

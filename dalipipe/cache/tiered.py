@@ -144,7 +144,7 @@ class TieredCache:
         for tier in self._tiers:
             memory = tier.open(block, num_bytes)
             if memory is not None:
-                return HeldView(memory, tier.name)
+                return self._mapped(memory, tier, tier.name)
         return None
 
     def _bring(self, block: int, home: Tier, *, may_evict: bool = True) -> HeldView | None:
@@ -170,8 +170,13 @@ class TieredCache:
                 return self._stream(block, fetched)
             # The page cache holds the bytes now, so the buffer of the fetch is freed instead of held twice.
             mapped = home.blocks.open(block, len(fetched.data))
-            return self._stream(block, fetched) if mapped is None else HeldView(mapped, fetched.tier)
+            return self._stream(block, fetched) if mapped is None else self._mapped(mapped, home, fetched.tier)
         return None
+
+    @staticmethod
+    def _mapped(memory: memoryview, tier: Tier, came_from: str) -> HeldView:
+        # Where blocks are evicted, a view may be all that keeps a dropped file's space from being free.
+        return HeldView(memory, came_from, held_bytes=len(memory) if tier.evicts else 0)
 
     def _stream(self, block: int, read_already: Fetched | None = None) -> HeldView:
         fetched, shared = self._flights.get(block, lambda _block: self._pass(block, read_already))

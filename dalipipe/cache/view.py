@@ -35,7 +35,7 @@ class HeldView:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that this view alone keeps from being freed: 0 for a mapping of the page cache."""
+        """Memory or disk that this view alone may keep from being freed: 0 for a mapping of a file that stays."""
         return self._held_bytes
 
     def release(self) -> None:
