@@ -1,7 +1,7 @@
 """What does everything around the graph cost: blocks, cache, order, hand-over, bad samples, memory?
 
     python benchmarks/loader.py [FOLDER] [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--epochs 20]
-                                [--json] [--quick]
+                                [--samples 1024] [--json] [--quick]
 
 `overhead`: `dalipipe.load` on a packed set from a warm cache against the same graph fed from memory (the floor), in
 turn, round by round, in one process. `bad`: the graph fed from memory with one sample in a hundred bad, each met for
@@ -202,8 +202,8 @@ def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str,
     """All figures."""
     tree = scratch / "lake" / "photos"
     tree.mkdir(parents=True)
-    for number, file in enumerate(files):
-        (tree / f"{number:06d}.jpg").symlink_to(file.resolve())
+    for number in range(max(len(files), args.samples)):
+        (tree / f"{number:06d}.jpg").symlink_to(files[number % len(files)].resolve())
     packed, cache = scratch / "packed", scratch / "cache"
     pack = ["pack", f"source={tree.parent}", f"target={packed}"]
     subprocess.run([sys.executable, "-m", "dalipipe", *pack], check=True, stdout=subprocess.DEVNULL)
@@ -245,11 +245,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--samples", type=int, default=1024, help="of the packed set; files are used again")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, not how fast")
     args = parser.parse_args()
     if args.quick:
-        args.rounds, args.batches, args.epochs, args.batch_size = 1, 3, 3, 32
+        args.rounds, args.batches, args.epochs, args.batch_size, args.samples = 1, 3, 3, 32, 96
     with tempfile.TemporaryDirectory() as scratch:
         photos = Path(scratch, "photos")
         photos.mkdir()
