@@ -15,7 +15,9 @@ from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
 from dalipipe.storage.url import FILE_SCHEMES, scheme_of
 
-_CHUNK_SAMPLES = 32
+_CHUNK_SAMPLES = 128
+_READ_SAMPLES = 4
+"""Samples that a thread reads in one go: handing each over by itself costs more than reading a small file."""
 _CHUNK_BYTES = 32 * 2**20
 _PIECE_BYTES = 8 * 2**20
 
@@ -52,14 +54,16 @@ class SampleReader:
     def chunks(self, samples: Sequence[SourceSample]) -> Iterator[list[tuple[SourceSample, Contents]]]:
         """The samples in order, some at a time; the next ones are read while the caller works on the last ones."""
         self._gather(samples)
-        pool = ThreadPoolExecutor(max(1, min(self._concurrency, _CHUNK_SAMPLES)), thread_name_prefix="pack-read")
+        threads = max(1, min(self._concurrency, _CHUNK_SAMPLES // _READ_SAMPLES))
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="pack-read")
         try:
-            ahead: list[tuple[SourceSample, Future[Contents]]] = []
+            ahead: list[Future[list[tuple[SourceSample, Contents]]]] = []
             for chunk in _chunks(samples):
-                current, ahead = ahead, [(sample, pool.submit(self._sample, sample)) for sample in chunk]
+                runs = [chunk[i : i + _READ_SAMPLES] for i in range(0, len(chunk), _READ_SAMPLES)]
+                current, ahead = ahead, [pool.submit(self._read, run) for run in runs]
                 if current:
-                    yield [(sample, future.result()) for sample, future in current]
-            yield [(sample, future.result()) for sample, future in ahead]
+                    yield [sample for future in current for sample in future.result()]
+            yield [sample for future in ahead for sample in future.result()]
         finally:
             # Every read has a deadline of its own, so this wait ends.
             pool.shutdown(wait=True, cancel_futures=True)
@@ -91,8 +95,8 @@ class SampleReader:
             )
         return data
 
-    def _sample(self, sample: SourceSample) -> Contents:
-        return {member.extension: self.member(member) for member in sample.members}
+    def _read(self, samples: Sequence[SourceSample]) -> list[tuple[SourceSample, Contents]]:
+        return [(one, {member.extension: self.member(member) for member in one.members}) for one in samples]
 
     def _gather(self, samples: Sequence[SourceSample]) -> None:
         """Copies the part of each run that these samples need into one local file, in large reads.

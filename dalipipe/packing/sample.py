@@ -59,7 +59,7 @@ def plain_key(stem: str) -> str:
     """
     folder, slash, name = stem.rpartition("/")
     plain = f"{folder}{slash}{name.replace('.', '_')}"
-    return "".join(c if c.isprintable() else "_" for c in plain)
+    return plain if plain.isprintable() else "".join(c if c.isprintable() else "_" for c in plain)
 
 
 class Keys:

@@ -10,6 +10,8 @@ from typing import BinaryIO, cast
 from dalipipe.packing.done import FOLDER
 from dalipipe.storage.url import FILE_SCHEMES, file_path, scheme_of
 
+_BUFFER_BYTES = 2**20
+
 
 def temporary_file(target: str) -> BinaryIO:
     """An unnamed file that can be opened again by its descriptor (/proc/self/fd), on the target's own disk where it has
@@ -19,11 +21,12 @@ def temporary_file(target: str) -> BinaryIO:
     if scheme == "" or scheme in FILE_SCHEMES:
         folder = Path(file_path(target) if scheme else target).expanduser() / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
-    file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the caller closes it
+    # The caller closes it.
+    file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=_BUFFER_BYTES))  # noqa: SIM115
     if folder is not None and not _opens_again(file):
         # FUSE mounts forget a file with its name; the folder for temporary files is a disk of this host.
         file.close()
-        file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        file = cast(BinaryIO, tempfile.TemporaryFile(buffering=_BUFFER_BYTES))  # noqa: SIM115
     return file
 
 

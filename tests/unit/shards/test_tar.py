@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dalipipe.errors import IntegrityError
 from dalipipe.shards.digest import Digest64, Digest128, digest64
 from dalipipe.shards.fields import field_of, fields_of
-from dalipipe.shards.tar import TarWriter, sample_bytes, walk_tar
+from dalipipe.shards.tar import TarWriter, member_header, sample_bytes, walk_tar
 
 LONG = "class/" + "sub folder/" * 20 + "naïve-файл-画像-" + "x" * 90
 SAMPLES = [
@@ -154,3 +154,13 @@ def test_fields_of_extensions():
         ("image", ("jpg", "png")),
         ("label", ("cls",)),
     ]
+
+
+@given(
+    name=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=130),
+    num_bytes=st.integers(0, 2**36),
+)
+def test_headers_are_those_of_the_standard_library(name, num_bytes):
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = num_bytes, 0o644
+    assert member_header(name, num_bytes) == info.tobuf(format=tarfile.PAX_FORMAT, encoding="utf-8", errors="strict")
