@@ -1,4 +1,4 @@
-"""A bucket read three ways: by its S3 endpoint, as a FUSE mount, and as the pool between lake and nodes."""
+"""Buckets and mounts as lake and as pool: SeaweedFS by S3 and FUSE, Ceph by its gateway and as CephFS."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
 from dalipipe.storage.store import StorageConfig
 from tests.conftest import NUM_IMAGES
+from tests.support.ceph import Ceph, ceph, make_bucket
 from tests.support.seaweed import S3Server, s3_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -96,6 +97,40 @@ def test_the_second_node_reads_the_pool_alone(
     assert lake_bytes[0] > 0
     assert lake_bytes[1] == 0
     assert pool_bytes[1] > 0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ceph]:
+    with ceph(tmp_path_factory.mktemp("ceph")) as running:
+        yield running
+
+
+def test_ceph_is_lake_and_pool_by_gateway_and_as_a_file_system(
+    lake: Path, packed: Path, cluster: Ceph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed to both, both give the same batches; a second node reads the pool on either and not the lake."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", cluster.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", cluster.secret_key)
+    make_bucket(cluster, "ready")
+    storage = StorageConfig(endpoint_url=cluster.endpoint_url, region="us-east-1")
+    config = PackConfig(shard_bytes="1MiB", block_bytes="64KiB", workers=1)
+    urls = ("s3://ready/one", str(cluster.mount / "one"))
+    for url in urls:
+        pack(str(lake), url, config, storage)
+    by_gateway, by_mount = (_ids(url, storage, tmp_path / f"cache{n}") for n, url in enumerate(urls))
+    assert by_gateway == by_mount
+    assert len(by_mount) == NUM_IMAGES // 10 * 10
+    for number, pool in enumerate(("s3://ready/pool", str(cluster.mount / "pool"))):
+        lake_bytes = [_lake_bytes(packed, storage, tmp_path / f"node{number}{node}", pool) for node in range(2)]
+        assert lake_bytes[0] > 0
+        assert lake_bytes[1] == 0
+
+
+def _lake_bytes(packed: Path, storage: StorageConfig, cache: Path, pool: str) -> int:
+    with dp.load("train", _words(str(packed), storage, cache, pool)) as loader:
+        for _batch in loader:
+            pass
+        return int(loader.stats()["bytes_read"]["lake"])
 
 
 def _words(url: str, storage: StorageConfig, cache: Path, pool: str = "") -> list[str]:
