@@ -5,9 +5,10 @@
 
 `overhead`: `dalipipe.load` on a packed set from a warm cache against the same graph fed from memory (the floor), in
 turn, round by round, in one process. `bad`: the graph fed from memory with one sample in a hundred bad, each met for
-the first time, against none: cut short (seen by the precheck) and broken inside (DALI fails the batch). `precheck`: the
-look at the ends of a sample's bytes. `first_batch`: from `dalipipe.load` to the first batch with an empty cache, after
-the imports. `memory`: resident bytes over epochs of the packed set, after the first three.
+the first time, against none: cut short and with a broken header (both seen by the precheck), and broken inside (DALI
+fails the batch). `precheck`: the look at a sample's bytes on arrival. `first_batch`: from `dalipipe.load` to the first
+batch with an empty cache, after the imports. `memory`: resident bytes over epochs of the packed set, after the first
+three.
 Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that scikit-image ships.
 """
 
@@ -75,12 +76,17 @@ def cut_short(image: Bytes) -> Bytes:
     return image[: len(image) // 2]
 
 
-def broken_inside(image: Bytes) -> Bytes:
+def broken_header(image: Bytes) -> Bytes:
     """With a Huffman table that cannot be; both ends look whole."""
     data = bytearray(image.tobytes())
     at = data.index(b"\xff\xc4") + 4
     data[at : at + 20] = b"\xff" * 20
     return np.frombuffer(bytes(data), np.uint8)
+
+
+def broken_inside(image: Bytes) -> Bytes:
+    """Without quantization tables: nothing looks wrong before DALI fails the whole batch."""
+    return np.frombuffer(image.tobytes().replace(b"\xff\xdb", b"\xff\xfe"), np.uint8)
 
 
 class FromMemory:
@@ -215,7 +221,7 @@ def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str,
     floor.close()
     result["memory"] = memory_growth(loaded, args.epochs)
     loaded.close()
-    kinds = {"none": None, "cut_short": cut_short, "broken_inside": broken_inside}
+    kinds = {"none": None, "cut_short": cut_short, "broken_header": broken_header, "broken_inside": broken_inside}
     peers: dict[str, FromMemory | Loaded] = {
         kind: FromMemory(BadSteps(files, batch_size, spoil), threads) for kind, spoil in kinds.items()
     }

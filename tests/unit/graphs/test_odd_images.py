@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from dalipipe.graphs.check import KINDS, kind_of, undecodable
+from dalipipe.graphs.check import KINDS, kind_of, suspicion, undecodable
 from dalipipe.graphs.config import GraphConfig
 from tests.support.images import jpeg_bytes, textured_image
 from tests.unit.graphs.steps import MemoryPrefetcher, open_memory
@@ -108,6 +108,22 @@ def test_good_files_are_pils_pixels_bit_for_bit() -> None:
     for name, data, got in zip(GOOD, images, batch["image"], strict=True):
         wanted = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
         assert np.array_equal(got.numpy(), wanted), name
+
+
+def test_no_good_file_is_suspected_but_for_what_was_appended() -> None:
+    """Suspicion costs a decode; a broken table is seen before it fails a batch."""
+    suspected = {name for name, make in GOOD.items() if suspicion(np.frombuffer(make(), np.uint8)) is not None}
+    assert suspected == {"jpeg with trailing bytes"}
+    data = _saved("JPEG")
+    at = data.index(b"\xff\xc4") + 4
+    for broken in (
+        data[:at] + b"\xff" * 20 + data[at + 20 :],
+        data[:2] + b"\0" * 40 + data[42:],
+        data.replace(b"\xff\xc0", b"\xff\xfe"),
+        b"\xff\xd8" + b"\xff" * 50 + b"\xff\xd9",
+        b"\xff\xd8\xff\xd9",
+    ):
+        assert suspicion(np.frombuffer(broken, np.uint8)) == "jpeg header is damaged"
 
 
 def test_good_files_through_crop_and_resize() -> None:

@@ -87,8 +87,7 @@ def test_a_bad_jpeg_is_replaced_and_its_neighbours_stay_bit_for_bit() -> None:
     images = _large(8)
     graph = GraphConfig(size=32, scale=[0.5, 1.0], num_threads=2, jpeg_scale="auto")
     clean = _batch(images, graph).tensors["image"]
-    at = images[4].index(b"\xff\xc4") + 4
-    images[4] = images[4][:at] + b"\xff" * 20 + images[4][at + 20 :]  # a Huffman table that cannot be
+    images[4] = images[4].replace(b"\xff\xdb", b"\xff\xfe")  # no quantization table, which nobody looks for
     recorder = Recorder()
     batch = _batch(images, graph, recorder).tensors
     assert batch["id"].tolist() == [0, 1, 2, 3, 5, 5, 6, 7]
