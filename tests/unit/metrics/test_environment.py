@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -153,3 +154,18 @@ def test_a_host_is_read_from_its_files(tmp_path: Path) -> None:
     assert facts["memory"]["total_bytes"] == 1000 * 1024
     assert facts["memory"]["group_limit_bytes"] == 4096
     assert facts["cache.dir"]["file_system"] == "xfs"
+
+
+def test_doctor_env_prints_it(packed: Path, tmp_path: Path) -> None:
+    words = [f"data.url={packed}", f"cache.dir={tmp_path}", "torch=false"]
+    command = [sys.executable, "-m", "dalipipe", "doctor", "env", *words]
+    environ = os.environ | {"AWS_SECRET_ACCESS_KEY": "hush"}
+    done = subprocess.run(command, check=False, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words_of_report in ("torch", "nvidia-dali", "shm_bytes", "manifest_bytes", "findings"):
+        assert words_of_report in done.stdout
+    assert "hush" not in done.stdout
+    missing = [*command, "--json", f"data.url={tmp_path / 'nothing'}"]
+    done = subprocess.run(missing, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["healthy"] is False
