@@ -6,29 +6,37 @@ also behind `+`, where Hydra itself would take it and nobody would ever read it.
 
 from __future__ import annotations
 
-import difflib
+import functools
 import os
+import shutil
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import dalipipe
+from dalipipe.cli.keys import config_keys, explain, first_line, is_known, keys_of, text_keys_of, unknown
 from dalipipe.cli.schema import JOBS
+from dalipipe.cli.words import flags_first, is_multirun, quote_texts, split_flags
 from dalipipe.errors import ConfigError, DalipipeError
 
 SCHEMA_GROUP = "dalipipe_schema"
-_FLAGS_WITH_VALUE = frozenset(
-    ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-)
+_COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+# Hydra keeps what it composes with in a singleton.
+_GLOBAL_HYDRA = threading.RLock()
 
 
 def config_dir() -> Path:
@@ -41,64 +49,70 @@ def config_dir() -> Path:
 def compose(name: str, overrides: Sequence[str] = (), *, directory: str | Path | None = None) -> Any:
     """Composes the primary config `name` with Hydra overrides into its plain dataclass.
 
+    Thread-safe, and at home inside a program that uses Hydra itself.
+
     Args:
         name: a primary config, shipped (`train`, `eval`, a verb) or in `directory`.
         overrides: Hydra overrides such as `loader.batch_size=256` or `graph=image_eval`.
-        directory: a folder of the user's own YAML, searched before the shipped one.
+        directory: a folder of the user's own YAML; a config of the same name there wins over the shipped one.
 
     Raises:
         ConfigError: an unknown key or group (names the nearest), a value of a wrong type, a missing config.
     """
     register_schemas()
-    search, extra = (directory, [_search_path()]) if directory else (config_dir(), [])
     if directory and not Path(directory).is_dir():
         raise ConfigError(f"configuration folder {str(directory)!r} does not exist")
+    folders = [config_dir()]
+    if directory:
+        # Hydra takes the primary config from the first folder only.
+        own = Path(directory).resolve()
+        folders = [own, *folders] if (own / f"{name}.yaml").is_file() else [*folders, own]
+    job = JOBS.get(name, JOBS["train"])
+    words = quote_texts(overrides, _text_keys(job))
+    search = [_search_path(folder) for folder in folders[1:]]
     try:
-        with hydra.initialize_config_dir(str(Path(search).resolve()), version_base="1.3"):
-            cfg = hydra.compose(name, overrides=[*overrides, *extra])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _explain(error, name, overrides) from error
+        with _own_hydra(), hydra.initialize_config_dir(str(folders[0]), version_base="1.3"):
+            cfg = hydra.compose(name, overrides=[*words, *search])
+    except _COMPOSE_ERRORS as error:
+        raise explain(error, job, words) from error
     return to_dataclass(cfg)
 
 
 def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int]) -> int:
     """Runs `task` under `hydra.main` with the primary config of `verb`; returns the worst exit code of its jobs."""
     register_schemas()
+    job_type = JOBS[verb]
     codes: list[int] = []
     failures: list[DalipipeError] = []
 
     def job(cfg: DictConfig) -> None:
         try:
-            codes.append(task(to_dataclass(cfg)))
+            composed = to_dataclass(cfg)
+            if not isinstance(composed, job_type):
+                raise ConfigError(
+                    f"this config is for {type(composed).__name__}, and `dalipipe {verb}` needs {job_type.__name__}: "
+                    f"start its defaults list with `{verb}` instead"
+                )
+            codes.append(task(composed))
         except DalipipeError as error:  # kept from Hydra, which would print a line of its own
             failures.append(error)
 
-    overrides = [word for word in words if not word.startswith("-")]
-    # Hydra prints an exception and exits by itself unless it is asked for the whole of it; we map errors instead.
-    saved_argv, saved_env = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = (
-        [f"dalipipe {verb}", *_flags_first(words), *_shared_search_path(words)],
-        "1",
-    )
-    try:
-        hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise _explain(error, verb, overrides) from error
-    except SystemExit as stop:  # argparse: --help (0) or an unknown flag (2)
-        return int(stop.code or 0)
-    finally:
-        sys.argv = saved_argv
-        if saved_env is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = saved_env
+    words = quote_texts(flags_first(words), _text_keys(job_type), sweeps=is_multirun(words))
+    with _hydra_argv(verb, words):
+        try:
+            hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
+        except _COMPOSE_ERRORS as error:
+            raise explain(error, job_type, split_flags(words)[1]) from error
+        except SystemExit as stop:  # argparse: --help (0) or an unknown flag (2)
+            return int(stop.code or 0)
     if failures:
-        raise failures[0]
+        raise type(failures[0])("\n".join(str(failure) for failure in failures))
     return max(codes, default=0)
 
 
+@functools.cache
 def register_schemas() -> None:
-    """Puts every job's dataclass into Hydra's ConfigStore (idempotent)."""
+    """Puts every job's dataclass into Hydra's ConfigStore, once."""
     store = ConfigStore.instance()
     for name, job in JOBS.items():
         node = OmegaConf.structured(job)
@@ -118,14 +132,18 @@ def to_dataclass(cfg: DictConfig) -> Any:
             "the primary config has no schema: start its defaults list with one of "
             + ", ".join(f"{SCHEMA_GROUP}/{name}@_here_" for name in JOBS)
         )
-    known = set(_keys(job))
-    for key in _config_keys(cfg):
-        if not _is_known(key, known):
-            raise _unknown(key, known)
+    known = set(keys_of(job))
+    for key in config_keys(cfg):
+        if not is_known(key, known):
+            raise unknown(key, known)
     try:
+        for key in text_keys_of(job):
+            value = OmegaConf.select(cfg, key)
+            if isinstance(value, str) and value.startswith("~/"):
+                OmegaConf.update(cfg, key, str(Path(value).expanduser()))
         return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(first_line(error)) from error
 
 
 def _open_for_overrides(node: Any) -> None:
@@ -139,94 +157,46 @@ def _open_for_overrides(node: Any) -> None:
         _open_for_overrides(node._get_node(key))
 
 
-def _keys(job: type, prefix: str = "") -> Iterator[str]:
-    """All dotted keys of a dataclass; a free-form mapping counts as `key.*`."""
-    hints = get_type_hints(job)
-    for item in fields(job):
-        hint, key = hints[item.name], f"{prefix}{item.name}"
-        inner = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
-        yield key
-        if inner:
-            yield from _keys(inner[0], f"{key}.")
-        elif any(getattr(part, "__origin__", part) is dict for part in (hint, *get_args(hint))):
-            yield f"{key}.*"
+def _text_keys(job: type) -> set[str]:
+    """Keys whose values are text; not those that choose a file of a group."""
+    groups = {path.name for path in config_dir().iterdir() if path.is_dir()}
+    return set(text_keys_of(job)) - groups
 
 
-def _config_keys(cfg: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in map(str, cfg):
-        yield f"{prefix}{key}"
-        value: Any = cfg._get_node(key)
-        if OmegaConf.is_dict(value) and not value._is_none() and not value._is_missing():
-            yield from _config_keys(value, f"{prefix}{key}.")
+def _search_path(folder: Path) -> str:
+    return f"hydra.searchpath=['file://{folder}']"
 
 
-def _is_known(key: str, known: set[str]) -> bool:
-    parts = key.split(".")
-    return key in known or any(".".join([*parts[:cut], "*"]) in known for cut in range(1, len(parts)))
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Puts the Hydra of the calling program aside for a while."""
+    with _GLOBAL_HYDRA:
+        holder = GlobalHydra.instance()
+        saved, holder.hydra = holder.hydra, None
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().hydra = saved
 
 
-def _explain(error: Exception, name: str, overrides: Sequence[str]) -> ConfigError:
-    """One sentence for a Hydra error: the unknown key with its nearest neighbour when there is one."""
-    job = JOBS.get(name)
-    if job is not None:
-        known = set(_keys(job))
-        for word in overrides:
-            try:
-                key = str(OverridesParser.create().parse_override(word).key_or_group or "")
-            except HydraException as reason:
-                return ConfigError(f"override {word!r} cannot be read (KEY=VALUE): {_first_line(reason)}")
-            if key and not _is_known(key, known) and not key.startswith("hydra"):
-                return _unknown(key, known)
-    cause = error.__cause__
-    text = _first_line(error)
-    if cause is not None and _first_line(cause) not in text:
-        text = f"{text}: {_first_line(cause)}"
-    return ConfigError(text)
-
-
-def _unknown(key: str, known: set[str]) -> ConfigError:
-    names = sorted(name for name in known if not name.endswith("*"))
-    parent, _, leaf = key.rpartition(".")
-    siblings = [name for name in names if name.rpartition(".")[0] == parent]
-    near = (
-        difflib.get_close_matches(key, siblings, n=1, cutoff=0.75)
-        or [name for name in names if difflib.get_close_matches(leaf, [name.rpartition(".")[2]], n=1, cutoff=0.75)]
-        or difflib.get_close_matches(key, names, n=1, cutoff=0.8)
-    )
-    if near:
-        return ConfigError(f"unknown key '{key}'; did you mean '{near[0]}'?")
-    where = f"keys of '{parent}'" if siblings and parent else "keys at the top"
-    listed = siblings or [name for name in names if "." not in name]
-    return ConfigError(f"unknown key '{key}'; {where}: {', '.join(name.rpartition('.')[2] for name in listed)}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line for line in lines if line.startswith("full_key:")), "")
-    if "Config search path:" in lines:  # an unknown group option: Hydra lists the ones there are
-        return " ".join(lines[: lines.index("Config search path:")])
-    return f"{lines[0] if lines else type(error).__name__}{f' ({key})' if key else ''}"
-
-
-def _search_path() -> str:
-    return f"hydra.searchpath=[file://{config_dir()}]"
-
-
-def _shared_search_path(words: Sequence[str]) -> list[str]:
-    """`--config-path` replaces the tree of YAML; keep the shipped one on the search path then."""
-    replaced = any(word.split("=", 1)[0] in ("--config-path", "-cp") for word in words)
-    return [_search_path()] if replaced else []
-
-
-def _flags_first(words: Sequence[str]) -> list[str]:
-    """argparse takes overrides in one run only; people write flags between them."""
-    flags, overrides, rest = [], [], list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            overrides.append(word)
-            continue
-        flags.append(word)
-        if word in _FLAGS_WITH_VALUE and rest:
-            flags.append(rest.pop(0))
-    return [*flags, *overrides]
+@contextmanager
+def _hydra_argv(verb: str, words: Sequence[str]) -> Iterator[None]:
+    """What `hydra.main` reads from the process: its arguments, and that errors are ours to print."""
+    extra = []
+    if any(word.split("=", 1)[0] in ("--config-path", "-cp") for word in words):
+        extra.append(_search_path(config_dir()))  # the flag replaces the tree of YAML: keep the shipped one in reach
+    sweep_dir = tempfile.mkdtemp(prefix="dalipipe-sweep-") if is_multirun(words) else ""
+    if sweep_dir:
+        extra.append(f"hydra.sweep.dir={sweep_dir}")  # Hydra writes a multirun.yaml, whatever else is turned off
+    saved_argv, saved_env = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [f"dalipipe {verb}", *words, *extra], "1"
+    try:
+        yield
+    finally:
+        sys.argv = saved_argv
+        if saved_env is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = saved_env
+        if sweep_dir:
+            shutil.rmtree(sweep_dir, ignore_errors=True)

@@ -37,6 +37,8 @@ _URL_VERBS = ("info", "verify", "preview", "bench", "spin")
 # Verbs whose first bare word is a run: its folder, or the metrics ports of its ranks.
 _RUN_VERBS = ("doctor", "top", "report")
 
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -58,10 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, rest = args[0], args[1:]
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        return _fail(f"unknown verb '{verb}'{hint} Verbs: {', '.join(VERBS)}", EXIT_USAGE)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        return _fail(f"unknown verb '{verb}'; {hint}Verbs: {', '.join(VERBS)}", EXIT_USAGE)
     as_json = "--json" in rest
     level = os.environ.get("DALIPIPE_LOG", "WARNING").upper()
+    if level not in _LOG_LEVELS:
+        return _fail(f"DALIPIPE_LOG={level} is not one of {', '.join(_LOG_LEVELS)}", EXIT_USAGE)
     logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
     try:
         return _run(verb, _bare_words(verb, [word for word in rest if word != "--json"]), as_json)
@@ -73,6 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except DalipipeError as error:
         return _fail(str(error), error.exit_code)
+    except OSError as error:
+        return _fail(f"{verb}: {error}", EXIT_FAILED)
+    except Exception as error:
+        if level == "DEBUG":
+            raise
+        text = f"{verb} failed where it should not: {type(error).__name__}: {error}"
+        return _fail(f"{text} (DALIPIPE_LOG=DEBUG shows where; please report it)", EXIT_FAILED)
 
 
 def _run(verb: str, words: list[str], as_json: bool) -> int:
@@ -83,18 +94,21 @@ def _run(verb: str, words: list[str], as_json: bool) -> int:
 
 
 def _bare_words(verb: str, words: list[str]) -> list[str]:
-    """Turns `info URL` into `info data.url=URL` and `cache stat` into `cache action=stat`."""
-    if not words or words[0].startswith(("-", "+", "~")) or "=" in words[0].split("://", 1)[0]:
+    """Turns `info URL` into `info data.url=URL`, `cache stat` into `cache action=stat`, `report RUN` into `run=RUN`."""
+    from dalipipe.cli.words import is_bare, quoted, split_flags
+
+    flags, others = split_flags(words)
+    place = next((i for i, word in enumerate(others) if is_bare(word)), None)
+    if place is None:
         return words
+    word = others[place]
     if verb in _ACTIONS:
-        if words[0] not in _ACTIONS[verb]:
-            raise ConfigError(f"dalipipe {verb} {words[0]!r}: use one of {', '.join(_ACTIONS[verb])}")
-        return [f"action={words[0]}", *words[1:]]
-    if verb in _URL_VERBS or verb in _RUN_VERBS:
-        quoted = words[0].replace("\\", "\\\\").replace("'", "\\'")
-        key = "data.url" if verb in _URL_VERBS else "run"
-        return [f"{key}='{quoted}'", *words[1:]]
-    return words
+        if word not in _ACTIONS[verb]:
+            raise ConfigError(f"dalipipe {verb} {word!r}: use one of {', '.join(_ACTIONS[verb])}")
+        others[place] = f"action={word}"
+    elif verb in _URL_VERBS or verb in _RUN_VERBS:
+        others[place] = f"{'data.url' if verb in _URL_VERBS else 'run'}={quoted(word)}"
+    return [*flags, *others]
 
 
 def _help() -> str:

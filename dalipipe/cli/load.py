@@ -30,8 +30,8 @@ def load(
         ConfigError: an unknown key (the nearest one is named), a wrong type, values that cannot work together.
         ManifestError, StorageError: the data set cannot be opened.
     """
-    if isinstance(overrides, str):
-        raise ConfigError(f"overrides must be a list of strings; write load({name!r}, [{overrides!r}])")
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError(f"overrides must be a list of strings; write load({name!r}, ['KEY=VALUE', …])")
     cfg = compose(name, list(overrides), directory=config_dir)
     if not isinstance(cfg, LoadConfig):
         raise ConfigError(

@@ -150,3 +150,91 @@ def test_warnings_of_the_pipeline_are_not_silenced_by_hydra(caplog: pytest.LogCa
     assert main(["cache", "stat", f"cache.dir={tmp_path}"]) == 0
     log.warning("the disk is full")
     assert "the disk is full" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/data/ü", "/a=b", "/a(b)/c", "/a,b", "/it's", "/a b", "s3://bucket/x=1/y", "/a\\b"])
+def test_paths_of_ordinary_people_need_no_second_quoting(path: str) -> None:
+    assert compose("train", [f"data.url={path}"]).data.url == path
+    assert compose("train", [f"run_dir={path}"]).run_dir == path
+
+
+def test_quoted_values_null_and_interpolations_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKE", "s3://lake")
+    assert compose("train", ["data.url='/a b'"]).data.url == "/a b"
+    assert compose("train", ["run_dir=null"]).run_dir is None
+    assert compose("train", ["data.url=${oc.env:LAKE}/set"]).data.url == "s3://lake/set"
+
+
+def test_a_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert compose("train", ["cache.dir=~/cache"]).cache.dir == "/home/someone/cache"
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - train\n  - _self_\ncache:\n  dir: ~/cache\n")
+    assert compose("mine", directory=tmp_path).cache.dir == "/home/someone/cache"
+
+
+def test_shipped_configs_stay_within_reach_of_a_folder_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph/tiny.yaml").write_text("name: image_train\nsize: 32\n")
+    assert compose("train", ["graph=tiny"], directory=tmp_path).graph.size == 32
+    (tmp_path / "wrong.yaml").write_text("defaults:\n  - train\n  - _self_\nloader:\n  batchsize: 7\n")
+    with pytest.raises(ConfigError, match=r"'loader\.batchsize'; did you mean 'loader\.batch_size'"):
+        compose("wrong", directory=tmp_path)
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - train\n  - _self_\n")
+    with pytest.raises(ConfigError, match=r"did you mean 'loader\.batch_size'"):
+        compose("mine", ["loader.batchsize=3"], directory=tmp_path)
+    (tmp_path / "torn.yaml").write_text("loader: [1\n")
+    with pytest.raises(ConfigError):
+        compose("torn", directory=tmp_path)
+
+
+def test_composing_inside_a_program_that_uses_hydra_itself(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    (tmp_path / "theirs.yaml").write_text("lr: 0.1\n")
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("train", ["loader.batch_size=3"]).loader.batch_size == 3
+        with ThreadPoolExecutor(4) as pool:
+            sizes = list(pool.map(lambda n: compose("train", [f"loader.batch_size={n}"]).loader.batch_size, range(8)))
+        assert sizes == list(range(8))
+        assert hydra.compose("theirs").lr == 0.1
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bench", "--config-dir", "CONF", "--config-name", "mine"], "start its defaults list with `bench`"),
+        (["info", "loader.batch_size=x", "/nowhere"], "Integer"),
+    ],
+)
+def test_more_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - train\n  - _self_\n")
+    assert main([str(tmp_path) if word == "CONF" else word for word in words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_log_level_and_an_unforeseen_error_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from dalipipe.cache import inspect
+
+    def broken(config: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(inspect, "stat", broken)
+    assert main(["cache", "stat", f"cache.dir={tmp_path}"]) == 1
+    assert "RuntimeError: a bug" in capsys.readouterr().err
+    monkeypatch.setenv("DALIPIPE_LOG", "LOUD")
+    assert main(["cache", "stat", f"cache.dir={tmp_path}"]) == 2
+    assert "DALIPIPE_LOG=LOUD" in capsys.readouterr().err
+
+
+def test_a_bare_url_may_stand_anywhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "a=b ü"
+    folder.mkdir()
+    for words in (["info", str(folder)], ["info", "data.fields=[image]", str(folder)]):
+        assert main(words) == 1
+        assert str(folder) in capsys.readouterr().err
