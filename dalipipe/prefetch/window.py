@@ -78,6 +78,7 @@ class WindowPrefetcher:
         self._failure: Exception | None = None
         self._closed = False
         self._full_since_s: float | None = None
+        self._came_from = ""
         self._asked_s = clock()
         self._threads = [
             threading.Thread(target=self._run, name=f"dalipipe-fetch-{i}", daemon=True) for i in range(config.threads)
@@ -121,9 +122,11 @@ class WindowPrefetcher:
                 left_s = asked_s + self._timeout_s - now_s
                 if left_s <= 0:
                     raise PipelineTimeoutError(self._describe_lack())
-                lack = self._lack()
-                with self._recorder.lacking(lack):
-                    self._ready.wait(left_s)
+                lack, self._came_from = self._lack(), ""
+                self._ready.wait(left_s)
+                # Where the block really came from is known when it is there.
+                lack = self._came_from or lack
+                self._recorder.lacked(lack, now_s)
                 self._recorder.add(f"get_wait_s.{lack}", self._clock() - now_s)
             self._controller.delivered(now_s - asked_s, now_s - self._asked_s)
             self._asked_s = now_s
@@ -256,6 +259,9 @@ class WindowPrefetcher:
                 return
             if view.tier == "lake":
                 self._controller.fetched(fetched_s)
+            head = self._schedule.head
+            if head is not None and block in head.lacks and self._came_from != "lake":
+                self._came_from = view.tier
             self._schedule.arrived(block, view)
             self._work.notify_all()
             self._ready.notify_all()  # what the next step lacks may be another thing now

@@ -33,6 +33,15 @@ class Causes:
             self._cause = cause
         return before
 
+    def fill(self, cause: str, since_s: float) -> None:
+        """From `since_s`, no earlier than the last change, until now the thread was busy with `cause`; now it goes on
+        with what it was busy with before."""
+        if cause == self._cause:
+            return
+        with self._lock:
+            self._changes.append((max(since_s, self._changes[-1][0]), cause))
+            self._changes.append((self._clock(), self._cause))
+
     def charge(self, start_s: float, stop_s: float) -> dict[str, float]:
         """Splits [start_s, stop_s) by cause; the parts sum to its length. Forgets what came before `start_s`."""
         charged: dict[str, float] = {}

@@ -117,6 +117,13 @@ class Recorder:
         finally:
             causes.enter(before)
 
+    def lacked(self, cause: str, since_s: float) -> None:
+        """The calling thread, where somebody follows it, has just waited for `cause` since `since_s`, the time at
+        which it last said anything or later (`time.perf_counter`). For waits whose cause is known at their end."""
+        causes: Causes | None = getattr(self._local, "causes", None)
+        if causes is not None:
+            causes.fill(cause, since_s)
+
     def snapshot(self) -> dict[str, float]:
         """The sum over all threads, ended ones included."""
         total: dict[str, float] = {}

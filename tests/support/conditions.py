@@ -183,6 +183,14 @@ def _nvme(job: Job) -> None:
         job.train("prefetch.threads=1")
 
 
+def _pool(job: Job) -> None:
+    pool = f"cache.tiers.pool.url={job.root / 'pool'}"
+    job.train(pool, record=False, forward_s=0.0)
+    shutil.rmtree(job.root / "cache")  # another node: what it lacks is in the pool
+    with slow_calls("dalipipe.cache.pool.Pool.read", 0.06):
+        job.train(pool, "cache.policy=stream", "prefetch.threads=1")
+
+
 def _decode(job: Job) -> None:
     job.train(forward_s=0.001, most_steps=16)
 
@@ -233,6 +241,7 @@ def _queue(job: Job) -> None:
 CONDITIONS: dict[str, tuple[str, Callable[[Job], None]]] = {
     "healthy": ("small", _healthy),
     "lake-bound": ("small", _lake),
+    "pool-bound": ("small", _pool),
     "nvme-bound": ("small", _nvme),
     "decode-bound": ("heavy", _decode),
     "hand-over-bound": ("small", _hand_over),

@@ -39,7 +39,9 @@ def test_a_wait_is_split_by_what_the_other_thread_did() -> None:
         clock.now_s = until_s
     assert causes.charge(0.5, 4.0) == pytest.approx({"decode": 1.0, "lake": 2.0, "handover": 0.5})
     assert causes.charge(4.0, 4.0) == {}
-    assert causes.charge(5.0, 9.0) == pytest.approx({"decode": 4.0})
+    causes.fill("pool", 7.0)  # known at its end only
+    clock.now_s = 12.0
+    assert causes.charge(5.0, 11.0) == pytest.approx({"decode": 3.0, "pool": 3.0})
 
 
 def test_spans_of_a_followed_thread_are_its_causes_and_those_of_others_are_not() -> None:
