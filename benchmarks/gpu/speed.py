@@ -107,22 +107,29 @@ def _files(kit: Kit) -> list[str]:
 @contextmanager
 def _raw_dali(kit: Kit, files: list[str], graph: GraphConfig) -> Iterator[Callable[[], int]]:
     """What a DALI user writes: readers.file, the fused random crop, resize, normalise, DALIGenericIterator."""
-    from nvidia.dali import Pipeline, fn, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+    pipeline = raw_pipeline(files, graph, batch_size=kit.batch_size, mixed=kit.on_gpu, device_id=kit.device_id)
+    batches: Any = DALIGenericIterator([pipeline], ["image", "label"])
+    yield lambda: len(next(batches)[0]["image"])
+
+
+def raw_pipeline(files: list[str], graph: GraphConfig, *, batch_size: int, mixed: bool, device_id: int | None) -> Any:
+    """The peer's pipeline, not yet built; with `mixed` its decoder and all that follows are on the card."""
+    from nvidia.dali import Pipeline, fn, types
+
     pipeline = Pipeline(
-        batch_size=kit.batch_size, num_threads=graph.num_threads, device_id=kit.device_id, prefetch_queue_depth=2
+        batch_size=batch_size, num_threads=graph.num_threads, device_id=device_id, prefetch_queue_depth=2
     )
-    on_gpu: dict[str, Any] = {"hw_decoder_load": graph.hw_decoder_load} if kit.on_gpu else {}
+    decoder: dict[str, Any] = {"device": "mixed", "hw_decoder_load": graph.hw_decoder_load} if mixed else {}
     with pipeline:
         jpeg, label = fn.readers.file(files=files, labels=[0] * len(files), name="files", random_shuffle=True)
         image = fn.decoders.image_random_crop(
             jpeg,
-            device="mixed" if kit.on_gpu else "cpu",
             random_area=graph.scale,
             random_aspect_ratio=graph.ratio,
             output_type=types.RGB,
-            **on_gpu,
+            **decoder,
         )
         image = fn.resize(image, size=[graph.size, graph.size])
         image = fn.crop_mirror_normalize(
@@ -134,6 +141,4 @@ def _raw_dali(kit: Kit, files: list[str], graph: GraphConfig) -> Iterator[Callab
             std=graph.std,
         )
         pipeline.set_outputs(image, label)
-    batches: Any = DALIGenericIterator([pipeline], ["image", "label"])
-
-    yield lambda: len(next(batches)[0]["image"])
+    return pipeline

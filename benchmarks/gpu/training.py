@@ -18,7 +18,7 @@ from dalipipe.packing.run import pack
 from dalipipe.storage.store import StorageConfig
 
 Result = dict[str, Any]
-_COPIES = 16  # of each image in the packed set, so that making images does not eat the time on the card
+_COPIES = 8  # of each image in the packed set, so that making images does not eat the time on the card
 _SPIN_BATCHES = 4
 _SETTLE_STEPS = 4
 _NUM_CLASSES = 8
@@ -90,7 +90,7 @@ def _pack(kit: Kit, copies: int) -> None:
     pack(
         str(lake),
         str(kit.scratch / "packed"),
-        PackConfig(shard_bytes="64MiB", workers=1 if kit.quick else max(1, kit.threads // 2)),
+        PackConfig(shard_bytes="64MiB", workers=1),
         StorageConfig(),
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -188,8 +189,9 @@ def _torch(probe: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
     }
     if facts["available"]:
-        facts["cudnn"] = torch.backends.cudnn.version()
-        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        with contextlib.suppress(RuntimeError, AttributeError):  # builds without one of them
+            facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+            facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         capabilities = (torch.cuda.get_device_capability(n) for n in range(torch.cuda.device_count()))
         facts["capability"] = ", ".join(f"{major}.{minor}" for major, minor in capabilities)
     return facts

@@ -37,6 +37,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     return saved
 
 
+@pytest.mark.timeout(240)
 def test_the_batch_script_trains_on_one_node(packed: Path, tmp_path: Path) -> None:
     """With stand-ins for Slurm's two programs: srun runs the words that it is given, here."""
     (tmp_path / "bin").mkdir()
@@ -60,7 +61,7 @@ def test_the_batch_script_trains_on_one_node(packed: Path, tmp_path: Path) -> No
         env=_environ(tmp_path, **slurm),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done: 2 steps" in done.stdout  # 150 samples in global batches of 2 x 32

@@ -18,6 +18,8 @@ from benchmarks.gpu import __main__ as kit
 from benchmarks.gpu import checks
 from benchmarks.gpu.checks import judge_tests
 from benchmarks.gpu.resnet import resnet
+from benchmarks.gpu.speed import raw_pipeline
+from dalipipe.graphs.config import GraphConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,6 +144,19 @@ def test_every_gpu_test_must_run_on_a_card(tmp_path: Path, cases: str, on_gpu: b
     report = tmp_path / "report.xml"
     report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     assert judge_tests(report, on_gpu=on_gpu)["ok"] is ok
+
+
+def test_the_peer_on_a_card_is_a_graph_that_dali_accepts(tmp_path: Path) -> None:
+    """Without a card it can be built and serialised, which checks arguments and placement, but not run."""
+    pipeline = raw_pipeline(
+        [str(tmp_path / "a.jpg")], GraphConfig(num_threads=2), batch_size=4, mixed=True, device_id=None
+    )
+    pipeline._build_graph()
+    pipeline.serialize()
+    kinds = [operator._op for operator in pipeline._ops]
+    placed = {getattr(kind, "schema_name", None) or type(kind).__name__: kind.device for kind in kinds}
+    assert placed["decoders__ImageRandomCrop"] == "mixed"
+    assert placed["Resize"] == placed["CropMirrorNormalize"] == "gpu"
 
 
 def test_the_net_is_resnet_50() -> None:
