@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,7 +20,7 @@ from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.shards.config import DataConfig, repeats_by_source, source_urls
 from dalipipe.storage.store import StorageConfig, Store
 from dalipipe.telemetry import Recorder
-from dalipipe.world import World, detect_world
+from dalipipe.world import World, detect_world, store_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,9 +29,16 @@ if TYPE_CHECKING:
     from dalipipe.cache.warm import WarmReport
     from dalipipe.graphs.contract import BatchSource
     from dalipipe.loader.publish import Published, StatePublisher
+    from dalipipe.cache.contract import Cache
+    from dalipipe.coordination.contract import Coordinator
+    from dalipipe.order.epoch import EpochOrder
     from dalipipe.order.repeat import Extra, Repeat
     from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.manifest import Manifest
+
+
+# Loaders that this process opened: every rank opens them in the same order, so the numbers agree.
+_openings = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,8 @@ class LoadConfig:
     device: str = "auto"
     """`cpu`, `cuda:N`, or `auto`: the GPU of this local rank where there is one."""
     assign: str = "static"
-    """Which rank loads which slots of the global batch: `static` (by rank number)."""
+    """Which rank loads which slots of the global batch: `static` (by rank number), or `node` (nodes get the lanes of
+    which they have most in their cache; the ranks agree once at the start, at MASTER_ADDR:MASTER_PORT)."""
     run_dir: str | None = None
     """Where the run's records go (ledger, figures, events, `quarantine.jsonl`); none are written without it."""
 
@@ -83,12 +92,11 @@ class Loader(_Loader):
         _check_fields(cfg.data, parts)
         resumed = find_state(cfg)
         from dalipipe.cache.open import open_cache
-        from dalipipe.coordination.static import StaticCoordinator
         from dalipipe.order.recipe import orders
+        from dalipipe.order.seating import rank_slots
 
-        coordinator = StaticCoordinator(world, replicas=cfg.loader.replicas)
         batch_size, global_batch_size = _batch_sizes(cfg.loader, world)
-        slots = coordinator.slots(global_batch_size)
+        rank_slots(global_batch_size, world.world_size, world.rank, cfg.loader.replicas)  # refused before anything else
 
         order = orders(
             manifest.shapes,
@@ -102,6 +110,8 @@ class Loader(_Loader):
 
         readers = cache_readers(order(0).signature, world, replicas=cfg.loader.replicas)
         cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
+        coordinator = open_coordinator(cfg, world, order(0), manifest, cache)
+        slots = coordinator.slots(global_batch_size)
 
         def start(epoch: int, step: int) -> BatchSource:
             from dalipipe.graphs.origin import largest_image, origin_of
@@ -301,6 +311,38 @@ def warm_cache(
         return warm(opened, manifest, threads=threads, progress=progress)
 
 
+def open_coordinator(
+    cfg: LoadConfig, world: World, order: EpochOrder, manifest: Manifest, cache: Cache
+) -> Coordinator:
+    """Who says which slots this rank loads (`assign`).
+
+    Raises:
+        ConfigError: `assign=node` with ranks that are no whole nodes, or that have nowhere to meet.
+        CoordinationError: the place where they meet does not answer.
+    """
+    from dalipipe.coordination.board import TcpBoard
+    from dalipipe.coordination.node import NodeCoordinator, lane_nearness
+    from dalipipe.coordination.static import StaticCoordinator
+
+    lanes = order.signature.lanes
+    # One node, or no lanes to be near to: there is nothing to agree on.
+    if cfg.assign == "static" or not lanes or world.local_world_size == world.world_size:
+        return StaticCoordinator(world, replicas=cfg.loader.replicas)
+    host, port, restarts = store_address()
+    board = TcpBoard(
+        host,
+        port,
+        prefix=f"dalipipe/{restarts}/{next(_openings)}/{manifest.identity}",
+        timeout_s=cfg.prefetch.timeout_s,
+    )
+    return NodeCoordinator(
+        world,
+        board,
+        lambda: lane_nearness(order, lanes, manifest.block_of, cache.contains),
+        replicas=cfg.loader.replicas,
+    )
+
+
 def find_state(cfg: LoadConfig) -> Published | None:
     """The published state that `resume` asks for; None when it asks for none, or `auto` finds none.
 
@@ -353,8 +395,8 @@ def _open_store(data: DataConfig, storage: StorageConfig, recorder: Recorder | N
 
 
 def _check(cfg: LoadConfig) -> None:
-    if cfg.assign != "static":
-        raise ConfigError(f"assign={cfg.assign!r} is not available in this release; use assign=static")
+    if cfg.assign not in ("static", "node"):
+        raise ConfigError(f"assign={cfg.assign!r} is not available in this release; use assign=static or assign=node")
     if not cfg.cache.dir:
         raise ConfigError("cache.dir is required: a folder on the node's fastest disk")
 

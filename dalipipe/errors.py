@@ -102,5 +102,9 @@ class ClosedError(DalipipeError, RuntimeError):
     """The object was closed and is used again."""
 
 
+class CoordinationError(DalipipeError, TimeoutError):
+    """The ranks of a job did not agree in time; names the store they meet at and what was missing."""
+
+
 class StateError(DalipipeError, ValueError):
     """A loader state belongs to another data set, seed or order; prints both sides."""

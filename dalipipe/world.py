@@ -52,6 +52,21 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
     return World()
 
 
+def store_address(environ: Mapping[str, str] | None = None) -> tuple[str, int, int]:
+    """Host and port of the job's TCPStore (`MASTER_ADDR`, `MASTER_PORT`), and how often the launcher restarted the job.
+
+    Raises:
+        ConfigError: they are not set, or not what they must be.
+    """
+    env = os.environ if environ is None else environ
+    if not env.get("MASTER_ADDR") or not env.get("MASTER_PORT"):
+        raise ConfigError(
+            "ranks that agree on something meet at MASTER_ADDR:MASTER_PORT, which are not set: start the job with "
+            "torchrun, set them, or use assign=static"
+        )
+    return env["MASTER_ADDR"], _integer(env, "MASTER_PORT", 0), _integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
+
+
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name, default))

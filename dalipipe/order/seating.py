@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dalipipe.errors import ConfigError
@@ -45,3 +47,44 @@ def rank_slots(batch_size: int, world_size: int, rank: int, replicas: int = 1) -
     num_slots = batch_size // num_groups
     first = rank // replicas * num_slots
     return np.arange(first, first + num_slots, dtype=np.int64)
+
+
+def seats_by_nearness(near: I64, batch_size: int, ranks_per_node: int, replicas: int = 1) -> I64:
+    """Which node loads which slot when lanes go to the nodes that hold most of them.
+
+    Greedy: pairs of node and lane in order of what is near, most first (ties by lane, then by node), and each node
+    takes of the lane what is free of both. Where nothing is near, that is `rank_slots`.
+
+    Args:
+        near: int64 [nodes, L], how much of each lane each node holds, in any unit.
+        batch_size: B; L and the groups of replicas divide it.
+        ranks_per_node: the same on all nodes, whole groups of replicas.
+        replicas: consecutive ranks that see the same samples.
+
+    Returns:
+        int64 [B], the node of each slot; every node has as many slots.
+    """
+    num_nodes, num_lanes = near.shape
+    node_slots = batch_size // num_nodes
+    # The largest run of slots that lies in one lane and can be one rank's.
+    unit = math.gcd(batch_size // num_lanes, node_slots * replicas // ranks_per_node)
+    free_lane = np.full(num_lanes, batch_size // num_lanes // unit)
+    free_node = np.full(num_nodes, node_slots // unit)
+    seats = np.full((num_lanes, batch_size // num_lanes // unit), -1, dtype=np.int64)
+    lanes, nodes = np.divmod(np.arange(num_lanes * num_nodes), num_nodes)
+    for pair in np.argsort(-near[nodes, lanes], kind="stable"):
+        lane, node = lanes[pair], nodes[pair]
+        taken = min(free_lane[lane], free_node[node])
+        first = seats.shape[1] - free_lane[lane]
+        seats[lane, first : first + taken] = node
+        free_lane[lane] -= taken
+        free_node[node] -= taken
+    return seats.reshape(-1).repeat(unit)
+
+
+def slots_of_seat(seats: I64, rank: int, ranks_per_node: int, replicas: int = 1) -> I64:
+    """int64 [b], ascending: the slots of `rank` among those of its node (`seats` as of `seats_by_nearness`)."""
+    own = np.flatnonzero(seats == rank // ranks_per_node)
+    groups = own.reshape(ranks_per_node // replicas, -1)
+    mine: I64 = groups[rank % ranks_per_node // replicas]
+    return mine
