@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dalipipe.order.repeat import Extra, Repeat
     from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.manifest import Manifest
+    from dalipipe.shards.shape import DataShape
 
 
 # Loaders that this process opened: every rank opens them in the same order, so the numbers agree.
@@ -86,7 +87,7 @@ class Loader(_Loader):
         world = world or detect_world()
         _check(cfg)
         check_config(cfg.graph, cfg.quarantine, cfg.data.fields, cfg.prefetch.queue_depth)
-        device = _device(cfg.device, world)
+        device = choose_device(cfg.device, world)
         recorder = Recorder()
         store, manifest, parts = open_dataset(cfg, recorder)
         _check_fields(cfg.data, parts)
@@ -108,7 +109,7 @@ class Loader(_Loader):
             epoch_samples=cfg.loader.epoch_samples,
         )
 
-        readers = cache_readers(order(0).signature, world, replicas=cfg.loader.replicas)
+        readers = cache_readers(order(0).signature, manifest.shape, world, replicas=cfg.loader.replicas)
         cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
         coordinator = open_coordinator(cfg, world, order(0), manifest, cache)
         slots = coordinator.slots(global_batch_size)
@@ -267,10 +268,11 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
     return store, Manifest.open(store.read)
 
 
-def cache_readers(signature: OrderSignature, world: World, *, replicas: int = 1) -> Readers:
+def cache_readers(signature: OrderSignature, shape: DataShape, world: World, *, replicas: int = 1) -> Readers:
     """What the cache needs to know of this job: how much of the data set its node reads, and how unevenly."""
 
     from dalipipe.cache.open import Readers
+    from dalipipe.order.sequence import signature_lanes
 
     # A lane keeps its blocks over epochs, and a rank its lanes, unless blocks are dealt anew.
     stays = signature.mode == "block" and signature.exchange == 0
@@ -281,6 +283,7 @@ def cache_readers(signature: OrderSignature, world: World, *, replicas: int = 1)
         local_ranks=world.local_world_size,
         working_blocks=max(1, round(num_open * share)),
         uneven=signature.recipe.startswith(("repeat", "mix")),
+        keep_rank=signature_lanes(shape, signature).keep_rank if signature.kept else None,
     )
 
 
@@ -427,12 +430,20 @@ def _batch_sizes(config: LoaderConfig, world: World) -> tuple[int, int]:
     return total // num_groups, total
 
 
-def _device(device: str, world: World) -> Any:
-    """The torch device of this rank."""
+def choose_device(device: str, world: World) -> Any:
+    """The torch device of this rank.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     import torch
 
-    if device == "auto":
-        device = f"cuda:{world.local_rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    if device == "auto" and torch.cuda.is_available():
+        # Without a launcher that tells the local rank, the trainer's own choice of a device is the best that is known.
+        number = world.local_rank if world.local_world_size > 1 else torch.cuda.current_device()
+        device = f"cuda:{number % torch.cuda.device_count()}"
+    elif device == "auto":
+        device = "cpu"
     try:
         chosen = torch.device(device)
     except RuntimeError:

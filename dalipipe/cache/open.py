@@ -19,7 +19,7 @@ from dalipipe.cache.inspect import drop_blocks
 from dalipipe.cache.lake import BlockMap, LakeReader
 from dalipipe.cache.locks import BlockLock, lock_unused, stay_alive
 from dalipipe.cache.passing import PassingBlocks
-from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, pinned_from, pinned_share
+from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, block_hash, pinned_from, pinned_share
 from dalipipe.cache.pool import Pool, PooledReader
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.tiered import TieredCache
@@ -45,13 +45,14 @@ class Readers:
 
     node_share: the share of the data set that this node reads over all epochs. local_ranks: processes of the job on
     the node. working_blocks: blocks that the order keeps open on the node at once. uneven: some samples come more
-    often than others.
+    often than others. keep_rank: where a block stands among those to be kept, evenly spread in [0, 1); else a hash.
     """
 
     node_share: float = 1.0
     local_ranks: int = 1
     working_blocks: int = 1
     uneven: bool = False
+    keep_rank: Callable[[int], float] | None = None
 
 
 def open_cache(
@@ -106,6 +107,7 @@ class _Opening:
         if config.policy == "auto":
             self._policy = "lfu" if readers.uneven else "pin"
         self._leases: list[tuple[Path, BlockLock]] = []
+        self._rank = readers.keep_rank or block_hash
         self._is_read_only = False
 
     def open(self) -> TieredCache:
@@ -184,11 +186,13 @@ class _Opening:
             return StreamPolicy(), None
         if self._policy in _EVICTING:
             return _EVICTING[self._policy](stop, start), UsageTable(budget.folder / USAGE_NAME)
-        return PinPolicy(stop, start), None
+        return PinPolicy(stop, start, self._rank), None
 
     def _share(self, num_bytes: int) -> float:
         """Up to where in hash space blocks fit so many bytes of what this node reads."""
         total_bytes = int(self._manifest.num_bytes * self._readers.node_share)
+        if self._readers.keep_rank is not None:
+            return min(1.0, num_bytes / max(total_bytes, 1))
         return pinned_share(num_bytes, total_bytes, self._manifest.num_blocks)
 
     def _open_pool(self) -> Pool | None:
@@ -196,10 +200,12 @@ class _Opening:
             return None
         total_bytes = self._manifest.num_bytes
         capacity_bytes = parse_capacity(self._config.tiers.pool.capacity, total_bytes, "cache.tiers.pool.capacity")
-        start = pinned_from(capacity_bytes, total_bytes, self._manifest.num_blocks)
+        start = 1 - capacity_bytes / max(total_bytes, 1)
+        if self._readers.keep_rank is None:
+            start = pinned_from(capacity_bytes, total_bytes, self._manifest.num_blocks)
         # From the other end of hash space than the node's tiers: as long as all together hold less than the data set,
         # no block lies in two of them.
-        return Pool(self._pool, self._manifest.identity, PinPolicy(1.0, start), self._recorder)
+        return Pool(self._pool, self._manifest.identity, PinPolicy(1.0, start, self._rank), self._recorder)
 
     def _open_passing(self, tiers: list[Tier]) -> PassingBlocks | None:
         if self._readers.local_ranks < 2:

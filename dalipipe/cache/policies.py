@@ -7,7 +7,7 @@ uniform permutations). So `pin` is the default, and `lru` and `lfu` are for sets
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -63,21 +63,23 @@ def pinned_from(capacity_bytes: int, total_bytes: int, num_blocks: int) -> float
 
 
 class PinPolicy:
-    """Keeps the blocks whose hash lies in [start, stop), and never evicts: the same ones in every job and on restart.
+    """Keeps the blocks whose rank lies in [start, stop), and never evicts: the same ones in every job and on restart.
 
-    Ranges that follow each other make tiers exclusive without any account of what lies where.
+    Ranges that follow each other make tiers exclusive without any account of what lies where. The rank is a hash, or
+    what the order says where it spreads kept blocks evenly.
     """
 
-    def __init__(self, stop: float, start: float = 0.0) -> None:
+    def __init__(self, stop: float, start: float = 0.0, rank: Callable[[int], float] = block_hash) -> None:
         self.start = start
         self.stop = stop
+        self._rank = rank
 
     @property
     def name(self) -> str:
         return "pin"
 
     def admits(self, block: int) -> bool:
-        return self.start <= block_hash(block) < self.stop
+        return self.start <= self._rank(block) < self.stop
 
     def victims(self, entries: Sequence[Entry], need_bytes: int, newcomer_uses: int | None = None) -> Sequence[int]:  # noqa: ARG002
         return ()

@@ -20,3 +20,6 @@ class ShuffleConfig:
     """L: independent streams of blocks; must divide the global batch. `auto` is gcd(B, 64)."""
     exchange: float = 0.0
     """q in [0, 1]: the share of each lane's blocks that is dealt anew every epoch."""
+    kept: float = 0.0
+    """The share of the data set that nodes keep near for good (cache.policy=pin): those blocks come evenly between the
+    others, so that the lake sees a constant demand. Jobs that share a cache need the same lanes then."""

@@ -123,6 +123,10 @@ def epoch_order(
     """
     if epoch < 0:
         raise ConfigError(f"epoch={epoch} must be at least 0")
+    if repeats and shuffle.kept:
+        raise ConfigError(
+            f"shuffle.kept={shuffle.kept} does not go with data.repeat: leave one out (cache.policy=lfu is for those)"
+        )
     expansion = Expansion(shape, repeats, seed=shuffle.seed) if repeats else None
     ordered = expansion.shape if expansion else shape
     signature = order_signature(ordered, batch_size=batch_size, shuffle=shuffle, last_batch=last_batch)

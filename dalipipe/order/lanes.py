@@ -11,6 +11,7 @@ import numpy as np
 from dalipipe.order.feistel import invert, permute
 from dalipipe.order.hashing import I64, U64, Purpose, fold, seed_key
 from dalipipe.order.interleave import Interleave
+from dalipipe.order.strata import Strata
 from dalipipe.shards.shape import DataShape
 
 
@@ -20,8 +21,14 @@ class Lanes:
     Epochs, lanes and positions are int64 arrays that broadcast against each other (an epoch may be an int).
     """
 
-    def __init__(self, shape: DataShape, *, seed: int, lanes: int, window_blocks: int, exchange: float) -> None:
-        """Takes L >= 0, P >= 1 and q in [0, 1]; without lanes every sample is left over."""
+    def __init__(
+        self, shape: DataShape, *, seed: int, lanes: int, window_blocks: int, exchange: float, kept: float = 0.0
+    ) -> None:
+        """Takes L >= 0, P >= 1 and q in [0, 1]; without lanes every sample is left over.
+
+        `kept` is the share of each lane's rows that come evenly between the others; needs q = 0. The homes of blocks
+        do not depend on the seed then, so that jobs of any seed keep the same ones.
+        """
         self.lanes = lanes
         self.block_samples = shape.block_samples
         self.num_whole_blocks = shape.num_samples // shape.block_samples
@@ -31,6 +38,12 @@ class Lanes:
         self._num_blocks = shape.num_blocks
         self._num_dealt = int(exchange * self.num_rows)
         self._keys = {purpose: seed_key(seed, purpose) for purpose in Purpose}
+        num_kept = round(kept * self.num_rows)
+        self._strata: Strata | None = None
+        if kept:
+            self._keys[Purpose.HOME] = seed_key(0, Purpose.HOME)
+        if 0 < num_kept < self.num_rows:
+            self._strata = Strata(num_rows=self.num_rows, num_kept=num_kept, lanes=lanes)
         self._interleave: Interleave | None = None
         if self.num_rows:
             self._interleave = Interleave(
@@ -50,7 +63,8 @@ class Lanes:
 
     def blocks(self, epoch: int | I64, lane: I64, entry: I64) -> I64:
         """The block that `lane` opens as number `entry` in [0, n) of the epoch."""
-        row = permute(entry, self.num_rows, fold(self._epoch_key(Purpose.ROW, epoch), lane))
+        key = fold(self._epoch_key(Purpose.ROW, epoch), lane)
+        row = permute(entry, self.num_rows, key) if self._strata is None else self._strata.row(entry, lane, key)
         if self._num_dealt:
             lane, row = self._deal(epoch, lane, row)
         return permute(lane * self.num_rows + row, self.num_whole_blocks, self._keys[Purpose.HOME])
@@ -65,6 +79,15 @@ class Lanes:
         ids: I64 = block * self.block_samples + sample
         return ids
 
+    def keep_rank(self, block: int) -> float:
+        """Where a block stands among those to be kept, in [0, 1): a cache that keeps all below its share keeps the
+        rows that `kept` spreads out first. What has no lane comes last."""
+        if block < self.num_whole_blocks:
+            cell = int(invert(_array(block), self.num_whole_blocks, self._keys[Purpose.HOME])[0])
+            if cell < self.lanes * self.num_rows:
+                return (cell % self.num_rows * self.lanes + cell // self.num_rows) / self._num_blocks
+        return 1 - 1 / (2 * self._num_blocks)
+
     def next_block(self, epoch: int, block: int) -> int:
         """The block that the lane opens after `block`, the first after the last.
 
@@ -77,7 +100,11 @@ class Lanes:
         if cell < num_laned:
             lane, row = self._undeal(epoch, cell // self.num_rows, cell % self.num_rows)
             key = fold(self._epoch_key(Purpose.ROW, epoch), lane)
-            entry = (int(invert(_array(row), self.num_rows, key)[0]) + 1) % self.num_rows
+            if self._strata is None:
+                entry = int(invert(_array(row), self.num_rows, key)[0])
+            else:
+                entry = self._strata.entry(row, lane, key)
+            entry = (entry + 1) % self.num_rows
             return int(self.blocks(epoch, _array(lane), _array(entry))[0])
         if cell + 1 < self._num_blocks:
             return int(self.left_over(_array((cell + 1 - num_laned) * self.block_samples))[0]) // self.block_samples

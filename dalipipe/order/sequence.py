@@ -107,11 +107,17 @@ def make_sequence(shape: DataShape, signature: OrderSignature, epoch: int) -> Se
     """The sequence of one epoch under a resolved configuration."""
     if signature.mode == "none":
         return ManifestSequence(shape, signature.batch_size)
-    lanes = Lanes(
+    lanes = signature_lanes(shape, signature)
+    return BlockSequence(lanes, epoch=epoch, batch_size=signature.batch_size, seed=signature.seed)
+
+
+def signature_lanes(shape: DataShape, signature: OrderSignature) -> Lanes:
+    """The lanes of a resolved configuration that has some."""
+    return Lanes(
         shape,
         seed=signature.seed,
         lanes=signature.lanes,
         window_blocks=signature.window_blocks,
         exchange=signature.exchange,
+        kept=signature.kept,
     )
-    return BlockSequence(lanes, epoch=epoch, batch_size=signature.batch_size, seed=signature.seed)

@@ -21,8 +21,9 @@ _MAX_RECIPE = 240
 class OrderSignature:
     """Everything but the data set's identity and the position that decides which samples form which step.
 
-    `lanes` (L) and `window_blocks` (P, blocks open in a lane) are 0 where the mode has none; `exchange` is q; `recipe`
-    writes out a mix or a repeat (K, L and P are then those of the first source).
+    `lanes` (L) and `window_blocks` (P, blocks open in a lane) are 0 where the mode has none; `exchange` is q; `kept` is
+    the share of blocks that come evenly between the others; `recipe` writes out a mix or a repeat (K, L and P are then
+    those of the first source).
     """
 
     mode: str
@@ -34,6 +35,7 @@ class OrderSignature:
     exchange: float
     last_batch: str
     recipe: str = ""
+    kept: float = 0.0
 
 
 def order_signature(
@@ -60,6 +62,11 @@ def order_signature(
     if not 0 <= shuffle.exchange <= 1:
         raise ConfigError(f"shuffle.exchange={shuffle.exchange} must be a share in [0, 1]")
     blocks = shuffle.mode == "block"
+    if not 0 <= shuffle.kept <= 1 or (shuffle.kept and (shuffle.exchange or not blocks or window_bytes is not None)):
+        raise ConfigError(
+            f"shuffle.kept={shuffle.kept} must be a share in [0, 1], and goes with shuffle.mode=block, "
+            "shuffle.exchange=0 and one data set without data.repeat"
+        )
     lanes = _num_lanes(shuffle.lanes, batch_size) if blocks else 0
     return OrderSignature(
         mode=shuffle.mode,
@@ -70,6 +77,7 @@ def order_signature(
         window_blocks=_window_blocks(shape, lanes, shuffle.window, window_bytes) if blocks else 0,
         exchange=float(shuffle.exchange) if blocks else 0.0,
         last_batch=last_batch,
+        kept=float(shuffle.kept),
     )
 
 
