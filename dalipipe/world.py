@@ -25,9 +25,14 @@ class World:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
-            raise ConfigError(f"rank={self.rank} must be in [0, world_size={self.world_size})")
+            raise ConfigError(
+                f"rank={self.rank} must be in [0, world_size={self.world_size}); look at RANK and WORLD_SIZE"
+            )
         if not 0 <= self.local_rank < self.local_world_size:
-            raise ConfigError(f"local_rank={self.local_rank} must be in [0, local_world_size={self.local_world_size})")
+            raise ConfigError(
+                f"local_rank={self.local_rank} must be in [0, local_world_size={self.local_world_size}); look at "
+                "LOCAL_RANK and LOCAL_WORLD_SIZE"
+            )
 
 
 def detect_world(environ: Mapping[str, str] | None = None) -> World:
@@ -40,8 +45,11 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
     env = os.environ if environ is None else environ
     if "WORLD_SIZE" in env or "RANK" in env:
         rank, size = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
-        local_size = _integer(env, "LOCAL_WORLD_SIZE", 1)
-        local_rank = _integer(env, "LOCAL_RANK", rank % max(local_size, 1))
+        local_rank = _integer(env, "LOCAL_RANK", 0)
+        # Some launchers tell the local rank and not the local size: there are at least so many.
+        local_size = _integer(env, "LOCAL_WORLD_SIZE", local_rank + 1)
+        if "LOCAL_RANK" not in env:
+            local_rank = rank % max(local_size, 1)
         node = _integer(env, "GROUP_RANK", rank // max(local_size, 1))
         return World(rank=rank, world_size=size, local_rank=local_rank, local_world_size=local_size, node=node)
     distributed = sys.modules.get("torch.distributed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dalipipe.build import LoadConfig, Loader
+from dalipipe.build import LoadConfig, Loader, choose_device
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cli.output import emit, progress, table
 from dalipipe.cli.schema import DemoJob
-from dalipipe.errors import ConfigError
+from dalipipe.errors import ConfigError, NoSpaceError
 from dalipipe.graphs.config import GraphConfig
 from dalipipe.loader.config import LoaderConfig
 from dalipipe.metrics.ledger import LedgerReport, StepLedger
@@ -21,6 +22,7 @@ from dalipipe.packing.config import PackConfig
 from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
 from dalipipe.units import format_bytes
+from dalipipe.world import detect_world
 
 if TYPE_CHECKING:
     from dalipipe.demo.model import Trainer
@@ -45,8 +47,7 @@ def run(cfg: DemoJob, *, as_json: bool) -> int:
     """Makes the lake, packs it, trains on it through the whole pipeline, and says where the time went."""
     from dalipipe.demo.model import Trainer
 
-    if cfg.images < 64 or cfg.epochs < 1:
-        raise ConfigError(f"the demo needs images >= 64 and epochs >= 1 (got {cfg.images} and {cfg.epochs})")
+    _check(cfg)
     began = time.perf_counter()
 
     def say(text: str) -> None:
@@ -54,7 +55,14 @@ def run(cfg: DemoJob, *, as_json: bool) -> int:
             print(text, flush=True)
 
     root = _fresh_folder(Path(cfg.dir).absolute())
-    _make_lake(cfg, root / "lake")
+    try:
+        _make_lake(cfg, root / "lake")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpaceError(
+                f"no space left for the demo's lake in {root}; free some, or choose another dir="
+            ) from error
+        raise
     lake_s = time.perf_counter() - began
     say(f"lake    {cfg.images} JPEGs in class folders of {root / 'lake'} ({lake_s:.1f} s)")
     packed = _pack(cfg, root)
@@ -78,13 +86,36 @@ def run(cfg: DemoJob, *, as_json: bool) -> int:
     return 0
 
 
+def _check(cfg: DemoJob) -> None:
+    """Refuses at once what would fail after the lake is made.
+
+    Raises:
+        ConfigError: names the key and what is valid.
+    """
+    for key, value, least in (
+        ("images", cfg.images, 64), ("epochs", cfg.epochs, 1), ("size", cfg.size, 8), ("batch_size", cfg.batch_size, 2),
+    ):  # fmt: skip
+        if value < least:
+            raise ConfigError(f"{key}={value} must be at least {least} for the demo")
+    if cfg.batch_size > cfg.images:
+        raise ConfigError(
+            f"batch_size={cfg.batch_size} must be at most images={cfg.images}: an epoch has whole batches"
+        )
+    choose_device(cfg.device, detect_world())
+
+
 def _fresh_folder(root: Path) -> Path:
     """Empties the demo's own folder; refuses to touch anybody else's."""
-    if root.exists() and any(root.iterdir()) and not (root / _MARK).is_file():
-        raise ConfigError(f"dir={root} is not empty and was not made by the demo; choose another dir=")
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
-    (root / _MARK).write_text("Made by `dalipipe demo`, which deletes and makes this folder anew each time.\n")
+    try:
+        if root.is_symlink() or (root.exists() and not root.is_dir()):
+            raise ConfigError(f"dir={root} is a file or a link; choose another dir=")
+        if root.exists() and any(root.iterdir()) and not (root / _MARK).is_file():
+            raise ConfigError(f"dir={root} is not empty and was not made by the demo; choose another dir=")
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _MARK).write_text("Made by `dalipipe demo`, which deletes and makes this folder anew each time.\n")
+    except OSError as error:
+        raise ConfigError(f"dir={root} cannot be used: {error.strerror or error}; choose another dir=") from error
     return root
 
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from dalipipe.errors import DependencyError, SourceError
+from dalipipe.errors import CorruptSampleError, DependencyError, SourceError
 
 # Colour photographs among that package's files; each becomes a class.
 _PHOTOS = ("astronaut", "chelsea", "coffee", "hubble_deep_field", "ihc", "motorcycle_left", "retina", "rocket")
@@ -47,12 +47,20 @@ def photos_in(folder: Path) -> list[Path]:
     return found[:16]
 
 
+def _open(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as photo:
+            return photo.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise CorruptSampleError(f"{path} is no image that can be read; take it out of photos=") from error
+
+
 def make_lake(
     photos: list[Path], target: Path, *, images: int, seed: int, progress: Callable[[int, int], None]
 ) -> None:
     """Writes `images` JPEGs as `target/<photo>/<number>.jpg`: crops at random places, sizes and qualities."""
     rng = random.Random(seed)
-    pixels = [Image.open(path).convert("RGB") for path in photos]
+    pixels = [_open(path) for path in photos]
     for number in range(images):
         which = number % len(photos)
         photo = pixels[which]
