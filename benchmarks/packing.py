@@ -2,6 +2,7 @@
 
     python benchmarks/packing.py            # 100,000 tiny JPEGs, one round
     python benchmarks/packing.py --quick
+    python benchmarks/packing.py --listing 1000000
 
 Each contestant runs in a process of its own; the clock starts when its modules are imported. All write shards of the
 same size to the same disk. dalipipe also hashes every byte, indexes every sample, syncs and publishes each shard, and
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -19,7 +22,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+
+from dalipipe.storage.store import ObjectInfo
 
 SHARD_BYTES = 16 * 2**20
 _POLL_S = 0.02
@@ -144,13 +152,53 @@ def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> tuple[float, i
     return float(json.loads(out)["wall_s"]), peak
 
 
+class NamesOnly:
+    """A store that lists names and holds nothing."""
+
+    url = "memory://names"
+
+    def __init__(self, num_files: int) -> None:
+        self._num_files = num_files
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """`class_000/000000000.jpg` and so on."""
+        for i in range(self._num_files):
+            yield ObjectInfo(key=f"{prefix}class_{i % 1000:03d}/{i:09d}.jpg", num_bytes=100_000 + i % 7, etag="e")
+
+
+def measure_listing(num_files: int) -> None:
+    """Prints what it takes to list and plan `num_files` names, the store's own time left out."""
+    from dalipipe.packing.config import PackConfig
+    from dalipipe.packing.discover import discover
+    from dalipipe.packing.plan import make_plan
+
+    before = tree_rss_bytes(os.getpid())
+    begin = time.perf_counter()
+    shown: list[int] = []
+    listing = discover(NamesOnly(num_files), PackConfig(), shown.append)  # type: ignore[arg-type]
+    listed = time.perf_counter()
+    names = [sample.name for sample in listing.samples]
+    sizes = np.asarray([sample.num_bytes for sample in listing.samples], np.int64)
+    plan = make_plan(names, sizes, members=np.full(len(names), 2), config=PackConfig())
+    planned = time.perf_counter()
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    print(
+        f"{num_files} names: listed in {listed - begin:.1f} s with {len(shown)} reports of progress, planned into "
+        f"{plan.num_shards} shards in {planned - listed:.1f} s, peak {used / num_files:.0f} bytes a name"
+    )
+
+
 def main() -> None:
     """Runs the contestants in turn and prints medians and ratios to the plain tar loop."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--files", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--listing", type=int, default=0, help="only list and plan that many names")
     args = parser.parse_args()
+    if args.listing:
+        measure_listing(args.listing)
+        return
     num_files = args.files or (2_000 if args.quick else 100_000)
     shard_bytes = 2 * 2**20 if args.quick else SHARD_BYTES
     names = [n for n in CONTESTANTS if not args.quick or n != "dalipipe workers=2 check=header"]

@@ -27,9 +27,11 @@ def run(cfg: InfoJob, *, as_json: bool) -> int:
 
     if cfg.data.mix:
         raise ConfigError("dalipipe info describes one data set: give data.url and no data.mix")
+    if cfg.nodes < 0:
+        raise ConfigError(f"nodes={cfg.nodes} must be at least 0")
     store, manifest = open_manifest(cfg.data, cfg.storage)
     try:
-        facts = info(manifest)
+        facts = info(manifest, num_nodes=cfg.nodes)
         if cfg.quality:
             from dalipipe.packing.mixing import mixing
 

@@ -167,6 +167,8 @@ class InfoJob:
 
     data: DataConfig = field(default_factory=DataConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    nodes: int = 0
+    """Also which shards two nodes read when so many nodes each own an equal run of samples; 0 = not."""
     quality: bool = False
     """Also how well the set will mix under `shuffle` and `loader`: collision ratio, design effect, recurrence, rho."""
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)

@@ -59,7 +59,9 @@ def test_index_verify_repair_merge_and_preview(dalipipe, tars, tmp_path):
     assert packed["samples"] == 6
     merged = dalipipe("merge", f"sources=[{tars},{tmp_path / 'packed'}]", f"target={tmp_path / 'all'}")
     assert merged["samples"] == 66
-    assert dalipipe("info", str(tmp_path / "all"))["samples"] == 66
+    facts = dalipipe("info", str(tmp_path / "all"), "nodes=2")
+    assert (facts["samples"], facts["nodes"], facts["shards_of_two_nodes"]) == (66, 2, 1)
+    assert 0 < facts["cross_node_bytes"] < facts["bytes"]
 
     out = tmp_path / "sheet.png"
     keys = [f"preview.out={out}", "preview.images=20", "preview.columns=5", f"cache.dir={tmp_path / 'cache'}"]
