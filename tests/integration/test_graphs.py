@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,30 @@ def test_a_graph_of_ones_own(captioned: Path, tmp_path: Path) -> None:
     assert batch["window"].shape == (8, 4)
     with pytest.raises(ConfigError, match=r"graph\.name='tests\.unit\.graphs\.user_graphs\.rolls_dice' uses"):
         _load(captioned, tmp_path / "c", "graph.name=tests.unit.graphs.user_graphs.rolls_dice", name="train")
+
+
+_EPOCHS = """
+import sys
+import dalipipe as dp
+from pathlib import Path
+options = ["graph.size=64", "graph.rand_augment.num_ops=2", "loader.batch_size=8", "device=cpu"]
+data = [f"data.url={sys.argv[1]}", f"cache.dir={sys.argv[2]}", "quarantine.max_fraction=1"]
+loader = dp.load("multimodal", [*data, *options])
+for epoch in range(60):
+    num = sum(len(batch["id"]) for batch in loader)
+    assert num == 40
+    if epoch in (20, 59):
+        print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+loader.close()
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_epochs_with_bad_samples(captioned: Path, tmp_path: Path) -> None:
+    """Resident bytes of a process of its own, from the 21st epoch to the 60th: within 2 %."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EPOCHS, str(captioned), str(tmp_path / "cache")],
+        capture_output=True, text=True, check=True, timeout=110,
+    )  # fmt: skip
+    early, late = map(int, done.stdout.split())
+    assert late <= early * 1.02
