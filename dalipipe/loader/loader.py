@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dalipipe.errors import ClosedError, ConfigError, StateError
+from dalipipe.errors import ClosedError, ConfigError, PipelineError, StateError
 from dalipipe.graphs.contract import BatchSource
 from dalipipe.loader.ahead import BatchesAhead
 from dalipipe.loader.publish import StatePublisher
@@ -78,6 +79,7 @@ class Loader:
         self._running: BatchesAhead | None = None
         self._running_at: tuple[int, int] | None = None  # the batch that `_running` gives next
         self._iteration = 0
+        self._taking = threading.Lock()
         self._closed = False
         reference = weakref.ref(self)
         self._atexit = lambda: _close_if_alive(reference)
@@ -110,8 +112,8 @@ class Loader:
             ConfigError: a negative epoch.
         """
         self._check_open()
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): epochs count from 0")
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
+            raise ConfigError(f"set_epoch({epoch!r}): epochs are integers and count from 0")
         if epoch != self._epoch or self._begun:
             self._epoch, self._step, self._begun = epoch, 0, False
             self._iteration += 1
@@ -221,12 +223,16 @@ class Loader:
     def _next(self, iteration: int) -> dict[str, torch.Tensor]:
         self._check_open()
         epoch, step = self._epoch, self._step
+        if not self._taking.acquire(blocking=False):
+            raise PipelineError("two threads iterate one loader; give each its own, or hand batches on by a queue")
         asked_at = self.steps.ask()
         try:
             tensors, waits = self._take(iteration)
         except BaseException:
             self.steps.gave_up()
             raise
+        finally:
+            self._taking.release()
         num = int(tensors["valid"].sum()) if "valid" in tensors else len(tensors["id"])
         if "valid" not in tensors and self._order.last_batch == "pad":
             tensors["valid"] = tensors["id"] >= 0  # in every batch, so that a trainer need not ask

@@ -39,6 +39,6 @@ def unpack_state(state: Mapping[str, Any], identity: str, order: OrderSignature)
             + "\nload it with the configuration it was saved with, or start without it"
         )
     epoch, step = state.get("epoch"), state.get("step")
-    if not isinstance(epoch, int) or not isinstance(step, int) or epoch < 0 or step < 0:
+    if type(epoch) is not int or type(step) is not int or epoch < 0 or step < 0:
         raise StateError(f"loader state has no valid position: epoch={epoch!r} step={step!r}")
     return epoch, step

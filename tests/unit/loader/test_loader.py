@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dalipipe.errors import ClosedError, ConfigError, PipelineTimeoutError, StateError, StorageError
+from dalipipe.errors import ClosedError, ConfigError, PipelineError, PipelineTimeoutError, StateError, StorageError
 from dalipipe.graphs.contract import Batch
 from dalipipe.loader.loader import Loader
 from dalipipe.order.signature import OrderSignature
@@ -159,8 +159,9 @@ def test_set_epoch_moves_but_keeps_a_loaded_position(loader: Loader) -> None:
     loader.load_state_dict(loader.state_dict() | {"epoch": 7, "step": 2})
     loader.set_epoch(7)
     assert steps(loader) == [37, 38, 39]
-    with pytest.raises(ConfigError, match="count from 0"):
-        loader.set_epoch(-1)
+    for wrong in (-1, 1.5, "2"):
+        with pytest.raises(ConfigError, match="count from 0"):
+            loader.set_epoch(wrong)  # type: ignore[arg-type]
 
 
 def test_an_older_iterator_does_not_steal_batches(loader: Loader) -> None:
@@ -180,6 +181,7 @@ def test_an_older_iterator_does_not_steal_batches(loader: Loader) -> None:
         ({"lanes": 2}, "lanes: state 2, this loader 4"),
         ({"version": 99}, "version 99"),
         ({"step": -1}, "step=-1"),
+        ({"epoch": True}, "epoch=True"),
         ({"step": 99}, "step 99 of an epoch of 5"),
     ],
 )
@@ -257,3 +259,20 @@ def test_published_positions_count_only_batches_that_the_trainer_is_done_with() 
         next(iter(loader))
     assert offers.positions[-1] == (1, 0)
     assert offers.closed
+
+
+def test_two_threads_on_one_loader_are_told_so() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def fault(epoch: int, step: int) -> None:
+        entered.set()
+        release.wait(10)
+
+    with make(fault) as loader:
+        first = threading.Thread(target=lambda: next(iter(loader)))
+        first.start()
+        assert entered.wait(10)
+        with pytest.raises(PipelineError, match="two threads"):
+            loader._next(loader._iteration)
+        release.set()
+        first.join(10)
