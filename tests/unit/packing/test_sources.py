@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dalipipe.errors import ConfigError, CorruptSampleError, PackError, SourceError
-from dalipipe.packing.config import ColumnsConfig, PackConfig
+from dalipipe.packing.config import ColumnsConfig, IndexConfig, PackConfig
+from dalipipe.packing.index import index
 from dalipipe.packing.run import pack
 from dalipipe.packing.verify import verify
 from dalipipe.storage.store import StorageConfig
@@ -57,6 +59,36 @@ def test_tars_of_every_kind(tmp_path, name, mode, form, shuffle):
     assert not (tmp_path / "out/.pack/runs").exists() or not list((tmp_path / "out/.pack/runs").iterdir())
     if not shuffle:
         assert list(read_back(tmp_path / "out")) == list(expected(30))
+
+
+@pytest.mark.parametrize(
+    "options", [["--format=gnu"], ["--format=pax"], ["--format=ustar"], ["--format=v7"], ["-z"], ["--format=pax", "-J"]]
+)
+def test_archives_of_gnu_tar(tmp_path, options):
+    """With folders, owners, times and `./` before every name, in the order of the folder."""
+    for name, data in samples(25):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "src").mkdir()
+    target = tmp_path / "src" / ("a.tar.gz" if "-z" in options else "a.tar.xz" if "-J" in options else "a.tar")
+    subprocess.run(["tar", "cf", target, *options, "-C", tmp_path / "tree", "."], check=True)
+    run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    assert read_back(tmp_path / "out") == expected(25)
+
+
+def test_shards_of_webdataset(tmp_path):
+    from webdataset import ShardWriter
+
+    (tmp_path / "src").mkdir()
+    with ShardWriter(f"{tmp_path}/src/%04d.tar", maxcount=10, verbose=0) as writer:
+        for i in range(25):
+            image = IMAGES[i % len(IMAGES)]
+            writer.write({"__key__": f"d/k{i:03d}", "jpg": image, "cls": i % 3, "txt": f"t{i}"})
+    run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    assert read_back(tmp_path / "out") == expected(25)
+    index(str(tmp_path / "src"), "", IndexConfig(), StorageConfig())
+    assert read_back(tmp_path / "src") == expected(25)
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
