@@ -189,12 +189,14 @@ def _from_columns(columns: Mapping[str, list[Any]]) -> RankSteps:
 
 
 def _from_totals(rank: RankSnapshot) -> RankSteps:
+    """Where only totals are known: one step, the mean of all."""
     waits = {name.removeprefix("wait_s.") for name in rank.counters if name.startswith("wait_s.")}
+    rows = {name: np.array([seconds / max(1, rank.num_steps)]) for name, seconds in rank.rows.items()}
     return RankSteps(
-        wall_s=np.array([rank.wall_s]),
-        waits={name: np.array([seconds]) for name, seconds in rank.rows.items() if name in waits},
-        phases={name: np.array([seconds]) for name, seconds in rank.rows.items() if name not in waits},
-        lake_bytes=np.array([rank.counters.get("bytes_read.lake", 0.0)]),
+        wall_s=np.array([rank.wall_s / max(1, rank.num_steps)]),
+        waits={name: seconds for name, seconds in rows.items() if name in waits},
+        phases={name: seconds for name, seconds in rows.items() if name not in waits},
+        lake_bytes=np.array([rank.counters.get("bytes_read.lake", 0.0) / max(1, rank.num_steps)]),
         epoch=np.zeros(1, np.int64),
         key=np.zeros(1, np.int64),
     )

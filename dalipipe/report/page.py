@@ -100,13 +100,13 @@ def _headline(judged: Judgement) -> str:
 
 def _steps(run: Run) -> str:
     """The rank that waits longest, its steps in order."""
-    rank = max(run.steps, key=lambda steps: float(steps.waited_s.sum()))
+    place = max(range(len(run.steps)), key=lambda at: float(run.steps[at].waited_s.sum()))
+    rank, which = run.steps[place], run.ranks[place].rank
     rows = {
         name: binned(values, _BINS)
         for name, values in {**rank.phases, **rank.waits}.items()
         if values.sum() >= 0.001 * rank.wall_s.sum()
     }
-    which = run.ranks[run.steps.index(rank)].rank
     note = f'<div class="soft">Milliseconds a step of rank {which}; warm colours are waits for data.</div>'
     points = binned(np.arange(len(rank.wall_s), dtype=np.float64), _BINS)
     return note + stacked(points, rows, y_unit=_milliseconds, x_label="step")

@@ -22,6 +22,7 @@ import dalipipe as dp
 from dalipipe.errors import ConfigError
 from dalipipe.metrics.catalogue import FAMILIES
 from dalipipe.metrics.dashboard import dashboard, queries
+from dalipipe.metrics.evidence import run_from_snapshots
 from dalipipe.metrics.exporter import new_registry, parse_exposition
 from dalipipe.metrics.live import addresses, scrape, watch_for
 from dalipipe.metrics.snapshot import RankSnapshot, take_snapshot
@@ -266,6 +267,8 @@ def test_ports_tell_what_a_run_did_meanwhile(packed: Path, tmp_path: Path) -> No
         assert done.num_steps == 7
         assert done.rows["forward"] >= 7 * 0.005
         assert done.wall_s == pytest.approx(sum(done.rows.values()))
+        steps = run_from_snapshots([done], "here").steps[0]
+        assert float(steps.wall_s[0]) == pytest.approx(done.wall_s / 7)  # a mean step, as the sentences say
         assert before.num_steps >= 4
 
 
