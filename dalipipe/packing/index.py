@@ -33,7 +33,7 @@ from dalipipe.shards.tar import SampleExtent, scan_tar
 from dalipipe.shards.webdataset import Group, HeaderWindow, group_neighbours
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import ObjectInfo, StorageConfig, Store
-from dalipipe.storage.url import link_from
+from dalipipe.storage.url import is_link, link_from
 from dalipipe.units import parse_bytes
 
 DALI_VERSION = "v1.2"
@@ -112,7 +112,9 @@ def index(
         files = publish(place, shards, kind="images", classes=(), block_samples=size, made_by={"indexed": "true"})
         if config.dali:
             for one in full:
-                place.put(f"{one.written.name.rpartition('/')[2].removesuffix('.tar')}.idx", one.dali.encode())
+                name = one.written.name
+                beside = name.rpartition("/")[2] if is_link(name) else name
+                place.put(f"{beside.removesuffix('.tar')}.idx", one.dali.encode())
     return IndexReport(
         samples=num_samples,
         shards=len(shards),

@@ -71,18 +71,7 @@ def repair(
             progress(number + 1, manifest.num_shards)
         if not kept:
             raise ManifestError(f"no shard of {store.url} is whole; give repair_from=URL of a copy, or pack again")
-        added = 0
-        first, complete = 0, []
-        for written in kept:
-            extents = written.extents(first, manifest.block_samples)
-            first += written.rows.num_samples
-            missing = [extent for extent in extents if extent not in written.known]
-            if missing or written.digest == NO_DIGEST:
-                digest, known = read_digests(store, written.name, written.num_bytes, extents)
-                complete.append(replace(written, digest=digest, known=known))
-                added += len(missing)
-            else:
-                complete.append(written)
+        complete, added = _with_checksums(store, kept, manifest.block_samples)
         made_by = {**manifest.made_by, "repaired": "true"}
         files = publish(
             store,
@@ -101,6 +90,28 @@ def repair(
             identity=files.identity,
             identity_before=manifest.identity,
         )
+
+
+def _with_checksums(store: Store, shards: list[Written], block_samples: int) -> tuple[list[Written], int]:
+    """The shards with all their digests, and how many block parts had none; shards that lack one are read once."""
+    added = first = 0
+    complete = []
+    for written in shards:
+        extents = written.extents(first, block_samples)
+        first += written.rows.num_samples
+        missing = [extent for extent in extents if extent not in written.known]
+        if missing or written.digest == NO_DIGEST:
+            digest, known = read_digests(store, written.name, written.num_bytes, extents)
+            if written.digest not in (NO_DIGEST, digest):
+                raise IntegrityError(
+                    f"{store.url}/{written.name} changed since it was verified: digest {digest:016x}, was "
+                    f"{written.digest:016x}; run again when nothing writes to it"
+                )
+            complete.append(replace(written, digest=digest, known=known))
+            added += len(missing)
+        else:
+            complete.append(written)
+    return complete, added
 
 
 class _Mending:

@@ -20,7 +20,7 @@ from dalipipe.packing.estimate import transformed_share
 from dalipipe.packing.expand import expand
 from dalipipe.packing.images import RegridTask, ShardTask, regrid, write_shard
 from dalipipe.packing.plan import check_config, make_plan, shard_names
-from dalipipe.packing.target import DUPLICATES_NAME, QUARANTINE_NAME, Target
+from dalipipe.packing.target import DUPLICATES_NAME, QUARANTINE_NAME, PackedBefore, Target
 from dalipipe.packing.transform import Transform
 from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
 from dalipipe.shards.digest import Digest128
@@ -91,17 +91,7 @@ def pack(
         place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
         before = place.packed_before(overwrite=config.overwrite)
         if before is not None:
-            manifest = before.manifest
-            place.finish({manifest.shard(i).name for i in range(manifest.num_shards)})
-            return _report(
-                listing,
-                (manifest.num_samples, manifest.num_shards, manifest.num_bytes),
-                manifest.identity,
-                begin_s,
-                quarantined=before.num_quarantined,
-                duplicates=int(manifest.made_by.get("duplicates", "0")),
-                already_packed=True,
-            )
+            return _found(place, before, listing, begin_s)
         packing = _Packing(
             source=source,
             target=target,
@@ -343,6 +333,21 @@ def _running(given: Engine | None, config: PackConfig) -> Iterator[Engine]:
         yield own
     finally:
         own.close()
+
+
+def _found(place: Target, before: PackedBefore, listing: Listing, begin_s: float) -> PackReport:
+    """The report when the target holds this very data set already."""
+    manifest = before.manifest
+    place.finish({manifest.shard(i).name for i in range(manifest.num_shards)})
+    return _report(
+        listing,
+        (manifest.num_samples, manifest.num_shards, manifest.num_bytes),
+        manifest.identity,
+        begin_s,
+        quarantined=before.num_quarantined,
+        duplicates=int(manifest.made_by.get("duplicates", "0")),
+        already_packed=True,
+    )
 
 
 def _report(
