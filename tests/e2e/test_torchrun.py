@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from dalipipe.loader.publish import read_published
 from dalipipe.order import ShuffleConfig, epoch_order
@@ -65,12 +66,13 @@ def global_batches(by_rank: dict[int, dict[int, list[int]]], start: int, stop: i
     return [[i for rank in sorted(by_rank) for i in by_rank[rank][step]] for step in range(start, stop)]
 
 
+@pytest.mark.timeout(300)  # seven processes that import torch, on machines with few cores
 def test_killed_with_four_processes_and_resumed_with_two(packed: Path, tmp_path: Path) -> None:
     (logs := tmp_path / "logs").mkdir()
     store = LocalStore(tmp_path / "state", StorageConfig())
     kill_after = random.randrange(2, NUM_STEPS - 4)
     job = torchrun(4, output := tmp_path / "first.txt", packed, tmp_path / "cache", store.url, logs, 0.15)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     while len(lines(logs, 4)[0]) < kill_after:
         assert job.poll() is None, output.read_text()
         assert time.monotonic() < deadline, "the job did not come to the step at which it is killed"
@@ -82,7 +84,7 @@ def test_killed_with_four_processes_and_resumed_with_two(packed: Path, tmp_path:
     assert 0 < reached < NUM_STEPS, f"killed after step {kill_after}"
 
     job = torchrun(2, output := tmp_path / "second.txt", packed, tmp_path / "cache", store.url, logs, 0)
-    assert job.wait(90) == 0, output.read_text()
+    assert job.wait(120) == 0, output.read_text()
 
     before, after = lines(logs, 4), lines(logs, 2)
     assert min(after[0]) == min(after[1]) == reached

@@ -35,8 +35,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "set"
 
 
-def load(cache: Path, *overrides: str, world: dp.World | None = None) -> dp.Loader:
-    options = [f"cache.dir={cache}", "graph.size=16", "prefetch.threads=2", "loader.global_batch_size=10"]
+def load(cache: Path, *overrides: str, graph: str = "image_raw", world: dp.World | None = None) -> dp.Loader:
+    options = [f"cache.dir={cache}", f"graph={graph}", "prefetch.threads=2", "loader.global_batch_size=10"]
     return dp.load("train", [*options, *overrides], world=world)
 
 
@@ -149,7 +149,8 @@ def test_replicas_see_the_same_batches(packed: Path, tmp_path: Path) -> None:
     seen = []
     for rank in range(4):
         world = dp.World(rank=rank, world_size=4, local_rank=rank, local_world_size=4)
-        with load(tmp_path, f"data.url={packed}", "loader.replicas=2", world=world) as loader:
+        options = (f"data.url={packed}", "loader.replicas=2", "graph.size=16")
+        with load(tmp_path, *options, graph="image_train", world=world) as loader:
             assert loader.batch_size == 5
             seen.append([(batch["id"], batch["image"]) for batch in islice(loader, 2)])
     for one, other in ((0, 1), (2, 3)):

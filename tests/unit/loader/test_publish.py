@@ -191,7 +191,7 @@ while True:
 def test_a_writer_killed_at_any_moment_leaves_a_whole_state_that_never_goes_back(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     reached, number = -1, -1
-    for _ in range(6):
+    for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path), str(reached + 1)])
         try:
             wait_for(lambda seen=number: (found := read_published(store)) is not None and found.number > seen + 3)

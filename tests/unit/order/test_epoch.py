@@ -84,7 +84,7 @@ def test_a_run_resumed_anywhere_goes_on_as_if_it_had_not_stopped(case: Case, dat
     assert np.array_equal(resumed.ids(step, resumed.num_steps - step), ids[step:])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(case=cases())
 def test_ranks_of_any_world_together_see_the_same_global_batches(case: Case) -> None:
     order = case.order()
