@@ -20,6 +20,7 @@ from dalipipe.units import format_bytes
 
 _BINS = 240
 _MOST_RANKS = 64
+_PHASES = ("forward", "backward", "collective", "optimiser", "other")
 _STYLE = """
 :root{--ink:#1f2933;--soft:#616e7c;--line:#e4e7eb;--good:#2f8132;--bad:#b44d12}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);max-width:980px;margin:32px auto;padding:0 16px}
@@ -85,10 +86,11 @@ def _verdict(judged: Judgement) -> str:
 def _headline(judged: Judgement) -> str:
     run = judged.run
     wall_s = max(rank.wall_s for rank in run.ranks)
+    step_s = max(float(rank.wall_s.mean()) for rank in run.steps)
     figures = [
         ("AU", f"{100 * (1 - judged.bill.stall_share):.1f} %"),
         ("samples/s", f"{run.counter('samples') / wall_s:,.0f}"),
-        ("step", f"{1000 * wall_s / max(1, run.num_steps):.1f} ms"),
+        ("mean step", _milliseconds(step_s)),
         ("from the lake", format_bytes(int(run.counter("bytes_read.lake")))),
         ("bad samples", f"{run.counter('quarantined'):,.0f}"),
     ]
@@ -102,11 +104,7 @@ def _steps(run: Run) -> str:
     """The rank that waits longest, its steps in order."""
     place = max(range(len(run.steps)), key=lambda at: float(run.steps[at].waited_s.sum()))
     rank, which = run.steps[place], run.ranks[place].rank
-    rows = {
-        name: binned(values, _BINS)
-        for name, values in {**rank.phases, **rank.waits}.items()
-        if values.sum() >= 0.001 * rank.wall_s.sum()
-    }
+    rows = {name: binned(values, _BINS) for name, values in _ordered(rank).items()}
     note = f'<div class="soft">Milliseconds a step of rank {which}; warm colours are waits for data.</div>'
     points = binned(np.arange(len(rank.wall_s), dtype=np.float64), _BINS)
     return note + stacked(points, rows, y_unit=_milliseconds, x_label="step")
@@ -135,6 +133,13 @@ def _tails(run: Run) -> str:
         width=960,
     )
     return f"<table><tr><th></th>{head}</tr>{''.join(body)}</table>{plot}"
+
+
+def _ordered(rank: RankSteps) -> dict[str, Array]:
+    """Rows that are at least a thousandth of the time: phases as a step goes through them, then waits."""
+    rows = {**rank.phases, **rank.waits}
+    names = sorted(rows, key=lambda name: _PHASES.index(name) if name in _PHASES else len(_PHASES))
+    return {name: rows[name] for name in names if rows[name].sum() >= 0.001 * rank.wall_s.sum()}
 
 
 def _column(rank: RankSteps, name: str) -> Array:
@@ -216,11 +221,7 @@ def _pair(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 
 def _ranks(run: Run) -> str:
     rows = {
-        f"rank {snapshot.rank}": {
-            name: float(values.mean())
-            for name, values in {**rank.phases, **rank.waits}.items()
-            if values.sum() >= 0.001 * rank.wall_s.sum()
-        }
+        f"rank {snapshot.rank}": {name: float(values.mean()) for name, values in _ordered(rank).items()}
         for snapshot, rank in list(zip(run.ranks, run.steps, strict=True))[:_MOST_RANKS]
     }
     more = (
