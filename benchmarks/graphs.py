@@ -5,7 +5,8 @@
 T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. Raw DALI is `readers.file` with
 `DALIGenericIterator`, its decode fused with the random crop (T1) and its resize fused with the centre crop (T2). Both
 run in this process in turn, round by round, so that whatever else the machine does hits both; a ratio is the median
-over rounds. CPU is user + system time of the whole process. Without a FOLDER of JPEGs, 500 x 375 crops of the
+over rounds. CPU is user + system time of the whole process. The last two lines compare `graph.jpeg_scale=auto` with
+`off` on enlarged files. Without a FOLDER of JPEGs, 500 x 375 crops of the
 photographs that scikit-image ships.
 """
 
@@ -71,10 +72,10 @@ def _no_substitutes(_row: int) -> Iterator[Sample]:
 class Ours:
     """The source of this package, fed from memory."""
 
-    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int) -> None:
+    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int, jpeg_scale: str = "off") -> None:
         self._source = open_source(
             MemorySteps(files, batch_size),
-            graph=GraphConfig(name=_TASKS[task], num_threads=threads),
+            graph=GraphConfig(name=_TASKS[task], num_threads=threads, jpeg_scale=jpeg_scale),
             quarantine=QuarantineConfig(),
             fields=["image", "label"],
             seed=0,
@@ -164,9 +165,35 @@ def measure(peer: Ours | RawDali, num_batches: int, batch_size: int) -> tuple[fl
     return num_images / wall, cpu / num_images * 1e3
 
 
+def enlarge(files: list[Path], target: Path, num: int) -> list[Path]:
+    """The first `num` files made 3.2 times as wide and high, quality 90: for want of larger photographs."""
+    target.mkdir()
+    for number, file in enumerate(files[:num]):
+        photo = Image.open(file).convert("RGB")
+        size = (round(photo.width * 3.2), round(photo.height * 3.2))
+        photo.resize(size, Image.Resampling.BICUBIC).save(target / f"{number:05d}.jpg", quality=90)
+    return jpegs_in(target)
+
+
+def scaled(task: str, files: list[Path], args: argparse.Namespace) -> dict[str, float]:
+    """`jpeg_scale=auto` against `off`, both ours."""
+    size = min(args.batch_size, 16)
+    peers = {scale: Ours(task, files, size, args.threads, scale) for scale in ("auto", "off")}
+    rounds = [{scale: measure(peer, args.batches, size) for scale, peer in peers.items()} for _ in range(args.rounds)]
+    for peer in peers.values():
+        peer.close()
+    return {
+        "speedup": round(statistics.median(r["auto"][0] / r["off"][0] for r in rounds), 3),
+        "off_cpu_ms": round(statistics.median(r["off"][1] for r in rounds), 3),
+        "cpu_saving": round(statistics.median(r["off"][1] / r["auto"][1] for r in rounds), 3),
+    }
+
+
 def compare(task: str, files: list[Path], args: argparse.Namespace) -> dict[str, float]:
     """Medians of both peers and of the ratios within each round."""
-    peers = {kind.__name__: kind(task, files, args.batch_size, args.threads) for kind in (Ours, RawDali)}
+    peers: dict[str, Ours | RawDali] = {
+        kind.__name__: kind(task, files, args.batch_size, args.threads) for kind in (Ours, RawDali)
+    }
     rounds = []
     for number in range(args.rounds):
         names = list(peers) if number % 2 == 0 else list(peers)[::-1]
@@ -205,6 +232,8 @@ def main() -> None:
         if not files:
             parser.error(f"no JPEG under {args.folder}")
         results = {task: compare(task, files, args) for task in _TASKS}
+        large = enlarge(files, Path(scratch, "large"), 16 if args.quick else 64)
+        results |= {f"{task} of large sources, jpeg_scale": scaled(task, large, args) for task in _TASKS}
     if args.json:
         print(json.dumps({"files": len(files), "threads": args.threads, **results}))
         return

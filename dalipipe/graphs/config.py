@@ -37,8 +37,8 @@ class GraphConfig:
     rand_augment: RandAugmentConfig = field(default_factory=RandAugmentConfig)
     jpeg_scale: str = "off"
     """CPU: `auto` decodes a JPEG at 1/2, 1/4 or 1/8 of its size where what is cut out of it still has twice the pixels
-    that the output needs, in both directions. About twice as fast for large sources; pixels differ from the full
-    decode by as much as two resize filters differ. `off`: never."""
+    that the output needs, in both directions. Pays for large sources; pixels differ from the full decode by as much
+    as two resize filters differ. `off`: never."""
     labels: str = "single"
     """`single`: one integer, int64 [b]. `multi_hot`: any number of integers, float32 [b, num_classes] of 0 and 1."""
     num_classes: int = 0

@@ -50,5 +50,5 @@ def decode_scaled(data: Bytes, factor: int, start: tuple[int, int], shape: tuple
         upright = ImageOps.exif_transpose(picture).convert("RGB")
     top, left = (side // factor for side in start)
     bottom, right = (-(-(begin + side) // factor) for begin, side in zip(start, shape, strict=True))
-    pixels = np.asarray(upright)[top:bottom, left:right]
-    return torch.from_numpy(np.array(pixels, order="C"))
+    window = upright.crop((left, top, min(right, upright.width), min(bottom, upright.height)))
+    return torch.from_numpy(np.array(window))
