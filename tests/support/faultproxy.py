@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_CHUNK_BYTES = 64 << 10
+_CHUNK_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
