@@ -7,6 +7,7 @@ each image on its own with the decoder that DALI uses, on the CPU (at packing, a
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,6 +170,7 @@ def _decoder(num_threads: int) -> Any:
 
     return nvimgcodec.Decoder(
         device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
-        max_num_cpu_threads=num_threads,
+        # It would take one less than the CPUs anyway, and print a warning.
+        max_num_cpu_threads=max(1, min(num_threads, len(os.sched_getaffinity(0)) - 1)),
         backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
     )
