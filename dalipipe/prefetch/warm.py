@@ -40,7 +40,7 @@ class EpochWarmer:
         self._blocks = self._walk(orders, start, slots)
 
     def bring_one(self, cache: Cache) -> bool:
-        """Brings the next block that is not near; False when the epoch is through."""
+        """Brings the next block that is not near; False when the epoch is through or the node is full."""
         while True:
             with self._lock:
                 block = next(self._blocks, None)
@@ -49,7 +49,9 @@ class EpochWarmer:
             if not self._keeps(block) or cache.contains(block):
                 continue
             try:
-                cache.get(block).release()
+                with cache.get(block) as view:
+                    # Held in memory: the node had no room for it, so the rest would be read for nothing as well.
+                    return view.held_bytes == 0
             except DalipipeError as error:
                 # The window will want it too, and raise what is raised then.
                 _log.debug("block %d was not brought ahead: %s", block, error)

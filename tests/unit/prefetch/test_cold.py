@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def start(
     *,
     recorder: Recorder | None = None,
     with_cache: bool = True,
+    keeps: Callable[[int], bool] | None = None,
     **config: object,
 ) -> WindowPrefetcher:
     recorder = recorder or Recorder()
@@ -53,7 +55,7 @@ def start(
         config=PrefetchConfig(**{"threads": 4, **config}),  # type: ignore[arg-type]
         recorder=recorder,
         store=lake,
-        keeps=cache.keeps if with_cache else None,
+        keeps=keeps or (cache.keeps if with_cache else None),
     )
 
 
@@ -213,6 +215,21 @@ def test_whole_epoch_brings_every_block_that_the_node_keeps(
         prefetcher.close()
     # The next epoch, whose window has begun, may need a block that the dropped tail of this one left out.
     assert after - before <= manifest.num_blocks - len(needed)
+
+
+def test_whole_epoch_stops_where_the_node_has_no_room(manifest: Manifest, lake: MemoryLake) -> None:
+    prefetcher = start(manifest, lake, whole_epoch=True, depth=1, cold_steps=0, keeps=lambda block: True, threads=2)
+    try:
+        prefetcher.next().release()
+        deadline_s = time.monotonic() + 10
+        while not prefetcher.is_full():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        time.sleep(0.2)
+    finally:
+        prefetcher.close()
+    wanted = orders_of(manifest, last_batch="drop")(0).blocks(0, 3, np.arange(BATCH_SIZE)).blocks
+    assert len(lake.reads) <= 2 * len(wanted) + 2 < 2 * manifest.num_blocks
 
 
 def test_whole_epoch_without_a_cache_that_keeps_is_refused(manifest: Manifest, lake: MemoryLake) -> None:
