@@ -19,7 +19,7 @@ MAX_BLOCK_BYTES = 4 * 2**20
 BLOCKS_PER_SHARD = 32
 KINDS = ("images", "tars")
 DOTS = ("first", "last")
-FORMATS = ("jpeg", "webp", "png")
+FORMATS = ("jpeg", "jpg", "webp", "png")
 _CHECKS = ("decode", "header", "none")
 _PASSES = ("auto", "1", "2")
 
@@ -68,7 +68,7 @@ def check_config(config: PackConfig) -> None:
         raise ConfigError(
             f"pack.groups={config.groups} needs pack.shuffle=true, else each group would hold other classes"
         )
-    if config.device != "cpu" and not (config.device.startswith("cuda") and config.reencode == "jpeg"):
+    if config.device != "cpu" and not (config.device.startswith("cuda") and config.reencode in ("jpeg", "jpg")):
         raise ConfigError(
             f"pack.device={config.device!r}: images are encoded again on cpu, or on cuda:N with pack.reencode=jpeg"
         )

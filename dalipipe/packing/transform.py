@@ -31,7 +31,8 @@ class Transform:
         """The transform that a configuration asks for, or None when bytes are kept as they are."""
         if not (config.resize or config.reencode):
             return None
-        return cls(resize=config.resize, reencode=config.reencode, quality=config.quality, device=config.device)
+        reencode = "jpeg" if config.reencode == "jpg" else config.reencode
+        return cls(resize=config.resize, reencode=reencode, quality=config.quality, device=config.device)
 
     def apply(self, data: memoryview, extension: str) -> tuple[memoryview, str, int, int]:
         """(bytes, extension, height, width) of an image.

@@ -89,7 +89,7 @@ def test_block_samples(args, expected):
         ({"kind": "tarballs"}, r"pack\.kind='tarballs' is not one of images, tars"),
         ({"groups": 4, "shuffle": False}, r"pack\.groups=4 needs pack\.shuffle=true"),
         ({"quality": 0}, r"pack\.quality=0 1 to 100"),
-        ({"reencode": "gif"}, r"pack\.reencode='gif' is not one of '', jpeg, webp, png"),
+        ({"reencode": "gif"}, r"pack\.reencode='gif' is not one of '', jpeg, jpg, webp, png"),
         ({"device": "cuda:0"}, r"pack\.device='cuda:0': .* with pack\.reencode=jpeg"),
         ({"kind": "tars", "labels": "a.csv"}, r"pack\.labels='a\.csv' goes with image files"),
         ({"workers": -1}, r"pack\.workers=-1 must be at least 0"),

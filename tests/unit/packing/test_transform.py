@@ -47,7 +47,7 @@ def test_what_needs_no_change_keeps_its_bytes():
 
 
 @pytest.mark.parametrize(
-    ("reencode", "extension", "form"), [("jpeg", "jpg", "JPEG"), ("webp", "webp", "WEBP"), ("png", "png", "PNG")]
+    ("reencode", "extension", "form"), [("jpg", "jpg", "JPEG"), ("webp", "webp", "WEBP"), ("png", "png", "PNG")]
 )
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "I;16"])
 def test_formats_and_modes(reencode, extension, form, mode):
