@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return EXIT_OK if args else EXIT_USAGE
     if args[0] in ("-V", "--version", "version"):
-        print(f"dalipipe {metadata.version('dalipipe')}")
+        print(f"dalipipe {_version()}")
         return EXIT_OK
     verb, rest = args[0], args[1:]
     if verb not in VERBS:
@@ -124,6 +124,13 @@ def _help() -> str:
             "Exit code: 0 done, 1 the data or the check failed, 2 wrong usage.",
         ]
     )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("dalipipe")
+    except metadata.PackageNotFoundError:
+        return "(a checkout that is not installed)"
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dalipipe.engines.cpus import default_workers
 from dalipipe.metrics.config import MetricsConfig
+from dalipipe.metrics.environment import installed_version
 from dalipipe.metrics.host import memory_bytes
 from dalipipe.metrics.observer import RunObserver, open_observer
 from dalipipe.telemetry import Recorder, StepBook
@@ -70,7 +70,7 @@ def _facts(settings: Mapping[str, Any], manifest: Manifest, world: World, device
     cpus = max(1, default_workers() // world.local_world_size)
     affinity = max(1, len(os.sched_getaffinity(0)) // world.local_world_size)
     return {
-        "version": metadata.version("dalipipe"),
+        "version": installed_version("dalipipe"),
         "device": str(device),
         "cpus": cpus,
         "decode_threads": settings["graph"]["num_threads"] or affinity,

@@ -96,7 +96,7 @@ def collect(
     """The facts alone. root: where /proc, /sys and /dev lie, for tests."""
     facts: Facts = {
         "host": _host(root),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := installed_version(name))},
         "gpu": _gpus(root),
         "torch": _torch(probe_torch),
         "memory": _memory(root),
@@ -132,7 +132,8 @@ def _distribution(root: Path) -> str:
     return _first(root / "etc/os-release", r'PRETTY_NAME="?([^"\n]+)')
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of an installed package; empty where it is not, as dalipipe itself in a bare checkout."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -179,7 +180,7 @@ def _torch(probe: bool) -> dict[str, Any]:
         cuda = _first(
             Path(spec.submodule_search_locations[0], "version.py"), r"^cuda(?:\s*:[^=]*)?\s*=\s*['\"](.+)['\"]"
         )
-        return {"version": _version("torch"), "cuda": cuda}
+        return {"version": installed_version("torch"), "cuda": cuda}
     import torch
 
     facts = {

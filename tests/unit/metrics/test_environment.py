@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,22 @@ def test_doctor_env_prints_it(packed: Path, tmp_path: Path) -> None:
     done = subprocess.run(missing, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert json.loads(done.stdout)["healthy"] is False
+
+
+def test_a_checkout_that_is_not_installed_works(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packages have no version there: neither the loader nor the command line may fall over it."""
+    import dalipipe as dp
+    from dalipipe.cli import main
+
+    def missing(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert main(["--version"]) == 0
+    assert "not installed" in capsys.readouterr().out
+    words = [f"data.url={packed}", f"cache.dir={tmp_path / 'cache'}", "loader.batch_size=8", "graph.size=32"]
+    with dp.load("train", [*words, f"run_dir={tmp_path / 'run'}"]) as loader:
+        assert len(next(iter(loader))["id"]) == 8
+    assert any(finding.what == "torch is not installed" for finding in judge(collect(environ={}, probe_torch=False)))
