@@ -223,7 +223,9 @@ def test_prometheus_takes_its_configuration() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["tools/image", "tools/setup", "deploy/slurm/train.sbatch"])
+@pytest.mark.parametrize(
+    "name", ["tools/image", "tools/setup", "deploy/slurm/train.sbatch", "benchmarks/gpu/run.sh", ".ci/slow"]
+)
 def test_shellcheck_finds_nothing(name: str) -> None:
     binary = shutil.which("shellcheck")
     if binary is None:
