@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dalipipe.errors import ClosedError, ConfigError, PipelineError, StateError
 from dalipipe.graphs.contract import BatchSource
 from dalipipe.loader.ahead import BatchesAhead
+from dalipipe.loader.process import check_process
 from dalipipe.loader.publish import StatePublisher
 from dalipipe.loader.state import pack_state, unpack_state
 from dalipipe.order.signature import OrderSignature
@@ -73,6 +75,7 @@ class Loader:
         self.steps = StepBook(lambda: recorder.total("bytes_read.lake"))
         recorder.gauge("batches_ready", lambda: self._running.ready() if self._running is not None else 0)
         self._publisher = publisher
+        self._opened_by = os.getpid()
         self._owned = owned
         self._epoch, self._step = 0, 0
         self._begun = False  # the current epoch has an iterator already: the next one starts the next epoch
@@ -95,8 +98,13 @@ class Loader:
         return self._num_steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Starts the next epoch, or goes on in the one of a loaded state."""
+        """Starts the next epoch, or goes on in the one of a loaded state.
+
+        Raises:
+            ConfigError: this is a DataLoader's worker, or another process than the one that opened the loader.
+        """
         self._check_open()
+        check_process(self._opened_by)
         if self._begun:
             self._epoch, self._step = self._epoch + 1, 0
         self._begun = True
