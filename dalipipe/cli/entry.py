@@ -108,6 +108,8 @@ def _bare_words(verb: str, words: list[str]) -> list[str]:
         others[place] = f"action={word}"
     elif verb in _URL_VERBS or verb in _RUN_VERBS:
         others[place] = f"{'data.url' if verb in _URL_VERBS else 'run'}={quoted(word)}"
+    elif verb == "index":
+        others[place] = f"source={quoted(word)}"
     return [*flags, *others]
 
 

@@ -45,7 +45,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 def test_index_verify_repair_merge_and_preview(dalipipe, tars, tmp_path):
-    found = dalipipe("index", f"source={tars}", "index.dali=true")
+    found = dalipipe("index", str(tars), "index.dali=true")
     assert (found["samples"], found["shards"], found["checksums"]) == (60, 2, False)
     assert (tars / "red.idx").read_text().startswith("v1.2 30\n")
     checked = dalipipe("verify", str(tars), "workers=1")
