@@ -180,7 +180,7 @@ class Loader(_Loader):
     def _watch(self, cfg: LoadConfig, recorder: Recorder, world: World) -> None:
         from dalipipe.metrics.attach import watch
 
-        observer = watch(
+        watching = watch(
             config=cfg.metrics,
             settings=asdict(cfg),
             recorder=recorder,
@@ -190,8 +190,8 @@ class Loader(_Loader):
             device=self.device,
             run_dir=Path(cfg.run_dir) if cfg.run_dir else None,
         )
-        if observer is not None:
-            self.own(observer)
+        for item in watching:
+            self.own(item)
 
 
 def open_dataset(cfg: LoadConfig, recorder: Recorder) -> tuple[Store, Manifest, dict[str, Manifest]]:

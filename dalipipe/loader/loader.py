@@ -73,7 +73,6 @@ class Loader:
         self._timeout_s = timeout_s
         self._recorder = recorder
         self.steps = StepBook(lambda: recorder.total("bytes_read.lake"))
-        recorder.gauge("batches_ready", lambda: self._running.ready() if self._running is not None else 0)
         self._publisher = publisher
         self._opened_by = os.getpid()
         self._owned = owned
@@ -86,6 +85,7 @@ class Loader:
         self._closed = False
         reference = weakref.ref(self)
         self._atexit = lambda: _close_if_alive(reference)
+        recorder.gauge("batches_ready", lambda: _batches_ready(reference))
         atexit.register(self._atexit)
 
     @property
@@ -299,3 +299,9 @@ def _close_if_alive(reference: weakref.ref[Loader]) -> None:
     loader = reference()
     if loader is not None:
         loader.close()
+
+
+def _batches_ready(reference: weakref.ref[Loader]) -> float:
+    loader = reference()
+    running = loader._running if loader is not None else None
+    return running.ready() if running is not None else 0

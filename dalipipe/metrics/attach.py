@@ -12,6 +12,7 @@ from dalipipe.metrics.config import MetricsConfig
 from dalipipe.metrics.environment import installed_version
 from dalipipe.metrics.host import memory_bytes
 from dalipipe.metrics.observer import RunObserver, open_observer
+from dalipipe.metrics.profiled import ProfiledPhases
 from dalipipe.telemetry import Recorder, StepBook
 from dalipipe.world import World
 
@@ -34,8 +35,8 @@ def watch(
     manifest: Manifest,
     device: torch.device,
     run_dir: Path | None,
-) -> RunObserver | None:
-    """Starts everything that tells about a loader, as configured; None when nobody is to be told.
+) -> list[RunObserver | ProfiledPhases]:
+    """Starts everything that tells about a loader, as configured; what is returned is closed with the loader.
 
     Args:
         settings: the whole configuration of the loader as nested plain values.
@@ -48,11 +49,7 @@ def watch(
         pci_bus_id = _pci_bus_id(device)
         if config.nvtx:
             _show_ranges(recorder)
-    if config.phases == "profiler":
-        from dalipipe.metrics.profiled import ProfiledPhases
-
-        steps.on_boundary = ProfiledPhases(every=config.profile_every).boundary
-    return open_observer(
+    observer = open_observer(
         config,
         recorder=recorder,
         steps=steps,
@@ -63,6 +60,12 @@ def watch(
         pci_bus_id=pci_bus_id,
         copies=_copies(settings, manifest),
     )
+    watching: list[RunObserver | ProfiledPhases] = [observer] if observer is not None else []
+    if config.phases == "profiler":
+        profiled = ProfiledPhases(every=config.profile_every)
+        steps.on_boundary = profiled.boundary
+        watching.append(profiled)
+    return watching
 
 
 def _facts(settings: Mapping[str, Any], manifest: Manifest, world: World, device: torch.device) -> dict[str, Any]:

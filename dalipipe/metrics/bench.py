@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from dalipipe.errors import ConfigError
 from dalipipe.metrics.config import BenchConfig
+from dalipipe.telemetry import step
 
 BatchTensors = Mapping[str, Any]
 
@@ -70,7 +71,8 @@ def run_bench(
         if number >= config.warmup_steps:
             images += len(batch["id"])
         if config.step_s:
-            sleep(config.step_s)
+            with step("accelerator"):
+                sleep(config.step_s)
         if number + 1 == config.warmup_steps:
             before, measuring_from, cpu_from = loader.stats(), time.perf_counter(), time.process_time()
         progress(number + 1, total + config.warmup_steps)

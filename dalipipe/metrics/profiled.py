@@ -34,6 +34,12 @@ class ProfiledPhases:
             self._stop()
         return self._shares
 
+    def close(self) -> None:
+        """Ends a look that is under way. Idempotent."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.__exit__(None, None, None)
+
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 

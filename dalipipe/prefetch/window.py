@@ -70,7 +70,8 @@ class WindowPrefetcher:
         self._cold_steps = cold_steps
         self._warmer = warmer
         self._recorder = recorder
-        recorder.gauge("prefetch_depth", lambda: self.depth)
+        controller = self._controller  # not self: the recorder outlives the prefetcher
+        recorder.gauge("prefetch_depth", lambda: controller.depth)
         self._clock = clock
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)

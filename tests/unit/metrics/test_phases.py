@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import dalipipe as dp
 from dalipipe.metrics.profiled import ProfiledPhases, phase_shares
-from dalipipe.telemetry import StepBook
+from dalipipe.telemetry import Recorder, Stage, StepBook, phases
 
 
 def test_an_instant_belongs_to_one_phase_and_the_rarer_one_wins() -> None:
@@ -43,3 +46,25 @@ def test_the_profiler_splits_a_real_training_step() -> None:
     assert {"forward", "backward", "optimiser", "other"} <= set(late.phases)
     assert all(seconds > 0 for seconds in late.phases.values())
     assert sum(late.rows.values()) == pytest.approx(late.wall_s)
+
+
+def test_a_loader_asks_the_profiler_when_told_to(packed: Path, tmp_path: Path) -> None:
+    weight = torch.randn(300, 300, requires_grad=True)
+    words = [f"data.url={packed}", f"cache.dir={tmp_path}", "graph.size=32", "device=cpu", "loader.batch_size=8"]
+    with dp.load("train", [*words, "metrics.phases=profiler", "metrics.profile_every=10"]) as loader:
+        for _batch in loader:
+            (weight @ weight).sum().backward()
+        rows = loader.steps.after(0)
+    assert {"forward", "backward"} <= set(rows[-1].phases)
+    assert sum(rows[-1].rows.values()) == pytest.approx(rows[-1].wall_s, abs=1e-6)
+
+
+def test_spans_and_marks_open_and_close_ranges_of_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    ranges = (lambda name: seen.append(f"+{name}"), lambda: seen.append("-"))
+    recorder = Recorder()
+    recorder.ranges = ranges
+    monkeypatch.setattr(phases, "_ranges", ranges)
+    with dp.step("forward"), recorder.span(Stage.DECODE):
+        pass
+    assert seen == ["+forward", "+dalipipe.decode", "-", "-"]
