@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.images import write_image_tree
+
+# A loaded machine is no failure: what an example may take is pytest's own timeout.
+settings.register_profile("dalipipe", deadline=None)
+settings.load_profile("dalipipe")
 
 NUM_IMAGES, NUM_CLASSES = 150, 3
 

@@ -102,11 +102,16 @@ class Manifest:
         *,
         max_open_indices: int = 512,
         shapes: Mapping[str, DataShape] | None = None,
+        read_again: Read | None = None,
     ) -> None:
-        """Wraps what the files say; `open` reads them. shapes: of the sets, by name, when this joins several."""
+        """Wraps what the files say; `open` reads them.
+
+        shapes: of the sets, by name, when this joins several. read_again: for an index that `read_index` gave damaged.
+        """
         self._header = header
         self._shards = shards
         self._read_index = read_index
+        self._read_again = read_again or read_index
         self._max_open = max_open_indices
         self._lock = threading.Lock()
         self._open: OrderedDict[int, ShardIndex] = OrderedDict()
@@ -131,6 +136,17 @@ class Manifest:
             ManifestError: there is no manifest, or it is torn, of another version or contradicts itself.
         """
         try:
+            header, shards = cls._read_tables(read)
+        except ManifestError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise
+            # Damaged on the way, or replaced between two reads: what lies there decides.
+            header, shards = cls._read_tables(read)
+        return cls(header, shards, read_index or read, max_open_indices=max_open_indices, read_again=read)
+
+    @staticmethod
+    def _read_tables(read: Read) -> tuple[Header, ShardTable]:
+        try:
             header = decode_header(read(HEADER_NAME))
         except FileNotFoundError as error:
             raise ManifestError(
@@ -147,7 +163,7 @@ class Manifest:
                 f"{SHARDS_NAME} does not belong to {HEADER_NAME}: identity {found} found, {header.identity} expected; "
                 "one of them was changed by hand or is damaged: copy or pack again"
             )
-        return cls(header, shards, read_index or read, max_open_indices=max_open_indices)
+        return header, shards
 
     @property
     def identity(self) -> str:
@@ -310,6 +326,8 @@ class Manifest:
     def _load(self, shard: Shard) -> ShardIndex:
         try:
             data = self._read_index(shard.index_name)
+            if digest64(data) != shard.index_digest:
+                data = self._read_again(shard.index_name)
         except FileNotFoundError as error:
             raise ManifestError(f"the index {shard.index_name} is missing: {error}; copy or pack again") from error
         found = digest64(data)

@@ -227,6 +227,28 @@ def test_a_damaged_index_is_found_on_first_use_and_others_still_work(folder, dam
         manifest.locate(np.asarray([7]))
 
 
+def test_what_was_damaged_on_the_way_is_read_again(folder):
+    manifest = Manifest.open(folder.read)
+    seen = set()
+
+    def read(name):
+        data = folder.read(name)
+        if name in seen:
+            return data
+        seen.add(name)
+        return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+    again = Manifest.open(read)
+    ids = np.arange(manifest.num_samples)
+    assert again.identity == manifest.identity
+    assert again.keys(ids) == manifest.keys(ids)
+
+
+def test_a_stale_copy_of_an_index_gives_way_to_the_lake(folder):
+    manifest = Manifest.open(folder.read, lambda name: b"an old copy")
+    assert manifest.keys(np.arange(2)) == Manifest.open(folder.read).keys(np.arange(2))
+
+
 def test_open_indices_are_capped_and_read_through_the_given_reader(folder):
     asked = []
 
