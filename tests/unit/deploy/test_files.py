@@ -186,6 +186,24 @@ def test_every_command_is_one_that_dalipipe_knows() -> None:
     assert seen >= 6
 
 
+def test_every_command_in_the_pages_is_one_that_dalipipe_knows() -> None:
+    from dalipipe.cli.compose import compose
+    from dalipipe.cli.entry import VERBS, _bare_words
+
+    seen = 0
+    for path in [ROOT / "docs/deployment.md", *sorted((ROOT / "docs/mounts").glob("*.md"))]:
+        for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = re.match(r"(?:[A-Z_]+=\S+ )*dalipipe (.+)", line)
+                if command is None:
+                    continue
+                words = shlex.split(command[1], comments=True)
+                assert words[0] in VERBS, f"{path.name}: {line}"
+                compose(words[0], _bare_words(words[0], words[1:]))
+                seen += 1
+    assert seen >= 8
+
+
 def test_the_sbatch_script_is_sound() -> None:
     path = ROOT / "deploy/slurm/train.sbatch"
     subprocess.run(["bash", "-n", path], check=True, timeout=30)
