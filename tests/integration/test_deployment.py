@@ -114,13 +114,13 @@ def test_the_commands_of_compose_work_together(tmp_path: Path) -> None:
     if prometheus is None:
         pytest.skip("prometheus is missing: apt-get install prometheus")
     services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
-    (tmp_path / "work").mkdir()
+    (tmp_path / "job").mkdir()
     keys = {"AWS_ACCESS_KEY_ID": "dalipipe", "AWS_SECRET_ACCESS_KEY": "secret"}
     with _store(services["store"], tmp_path / "store", keys) as endpoint_url:
         environ = _environ(tmp_path, AWS_ENDPOINT_URL=endpoint_url, AWS_REGION="us-east-1", **keys)
 
         def here(word: str) -> str:
-            return word.replace("/work/", f"{tmp_path}/work/").replace(
+            return word.replace("/job/", f"{tmp_path}/job/").replace(
                 "/opt/app/train.py", str(ROOT / "deploy/train.py")
             )
 
