@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _MARK = "dalipipe-demo.txt"
 _SPIN_BATCHES = 8
+_SHOWN_S = 50e-6  # a row that is less in every column would be printed as 0.0 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,14 @@ def _spin(trainer: Trainer, loader: Loader) -> LedgerReport:
 
 def _summary(epochs: list[Epoch], spun: LedgerReport) -> str:
     columns = [*(epoch.ledger for epoch in epochs), spun]
-    names = list(dict.fromkeys(name for report in columns for name in report.rows if name != "other"))
+    names = list(
+        dict.fromkeys(
+            name
+            for report in columns
+            for name, seconds in report.rows.items()
+            if name != "other" and seconds >= _SHOWN_S * report.steps
+        )
+    )
     head = ("ms a step", *(f"epoch {number + 1}" for number in range(len(epochs))), "idle spin")
     rows: list[tuple[object, ...]] = [head]
     rows += [

@@ -21,7 +21,8 @@ STRAGGLER_EXCESS = 0.10
 STRAGGLER_STEPS = 0.6
 COLLECTIVE_SHARE = 0.25
 UNMARKED_SHARE = 0.10
-HICCUP_SHARE = 0.10
+HICCUP_SHARE = 0.15
+HICCUP_FACTOR = 2.0
 IDLE_SHARE = 0.15
 REREAD_SHARE = 0.3
 SECOND_EPOCH = 1.5
@@ -364,7 +365,7 @@ def _trainer(run: Run) -> Verdict | None:
         return None  # nothing is marked: the whole step is `other`, and nothing can be said of it
     other = run.share("other")
     own = np.concatenate([rank.wall_s - rank.waited_s for rank in run.steps])
-    excess = np.maximum(0.0, own - 1.5 * np.median(own)).sum() / max(1e-9, own.sum())
+    excess = np.maximum(0.0, own - HICCUP_FACTOR * np.median(own)).sum() / max(1e-9, own.sum())
     if other < UNMARKED_SHARE and excess < HICCUP_SHARE:
         return None
     if other >= UNMARKED_SHARE:
@@ -405,4 +406,6 @@ def _percent(share: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return "more than 30 s" if seconds == float("inf") else f"{1000 * seconds:.3g} ms"
+    if seconds == float("inf"):
+        return "more than 30 s"
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
