@@ -97,7 +97,7 @@ def _copies(
 ) -> Callable[[], tuple[Sequence[Path], Sequence[Path]]] | None:
     """Files of a lake on a disk of this host, and of the cache: both hold the same bytes in the same page cache."""
     url = settings["data"]["url"].removeprefix("file://")
-    if "://" in url or settings["cache"]["policy"] == "stream":
+    if not url or settings["data"]["mix"] or "://" in url or settings["cache"]["policy"] == "stream":
         return None
     lake, node = Path(url), Path(settings["cache"]["dir"], manifest.identity)
 
