@@ -255,3 +255,23 @@ def test_ctrl_c_in_the_middle_of_a_run_leaves_nothing(packed: Path, tmp_path: Pa
     assert set(Path("/dev/shm").iterdir()) <= before
     names = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert all(name.isdigit() or name == "locks" or name.endswith(".idx") for name in names), names
+
+
+def test_the_cache_is_warmed_and_then_serves_a_job_without_the_lake(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = (f"cache.dir={tmp_path}", "cache.tiers.node.capacity=1G")
+    warmed = run_json(capsys, "cache", "warm", f"data.url={packed}", *cache)
+    assert warmed["blocks"] == warmed["fetched_blocks"] > 0
+    assert warmed["left_blocks"] == 0
+    assert run_json(capsys, "cache", "warm", f"data.url={packed}", *cache)["fetched_blocks"] == 0
+    stat = run_json(capsys, "cache", "stat", *cache)
+    assert (stat["blocks"], stat["bytes"]) == (warmed["blocks"], warmed["bytes"])
+    assert stat["budget_bytes"] == 10**9
+    assert stat["resident_bytes"] <= stat["bytes"]
+    assert stat["held_bytes"] == stat["held_unnamed_bytes"] == 0
+    words = (str(packed), *cache, "graph.size=32", "loader.batch_size=16", "bench.warmup_steps=2")
+    assert run_json(capsys, "bench", *words)["bytes_read"]["lake"] == 0
+    code, _, err = run(capsys, "cache", "warm", f"data.url={packed}", *cache, "cache.policy=stream")
+    assert code == 2
+    assert "nothing to warm" in err
