@@ -56,14 +56,15 @@ LATENCY_S, RATE = 0.030, 100e6
 _UNIQUE = 96
 
 
-def make_data(root: Path, num_images: int) -> Path:
+def make_data(root: Path, num_images: int, block_bytes: str = "auto") -> Path:
     """Packs `num_images` JPEGs (few different ones, under many names) into shards of 64 MiB; returns their folder."""
     pictures = [jpeg_bytes(seed, height=450, width=600, quality=94) for seed in range(_UNIQUE)]
     lake = root / "lake" / "0"
     lake.mkdir(parents=True)
     for i in range(num_images):
         (lake / f"{i:06d}.jpg").write_bytes(pictures[i % _UNIQUE])
-    pack(str(root / "lake"), str(root / "set"), PackConfig(shard_bytes="64MiB", workers=1), StorageConfig())
+    config = PackConfig(shard_bytes="64MiB", block_bytes=block_bytes, workers=1)
+    pack(str(root / "lake"), str(root / "set"), config, StorageConfig())
     shutil.rmtree(root / "lake")
     return root / "set"
 
@@ -260,6 +261,7 @@ def run_window(
     num_steps: int,
     depth: int | str = "auto",
     hedge: bool = True,
+    batch_size: int = BATCH_SIZE,
     memory_cap: str = "1GiB",
     on_step: Callable[[int], None] | None = None,
 ) -> Run:
@@ -270,14 +272,14 @@ def run_window(
     cache = open_cache(manifest, store, CacheConfig(policy="stream"), recorder)
     prefetcher = open_prefetcher(
         orders=lambda epoch: epoch_order(
-            manifest.shape, epoch=epoch, batch_size=BATCH_SIZE, shuffle=ShuffleConfig(), last_batch="drop"
+            manifest.shape, epoch=epoch, batch_size=batch_size, shuffle=ShuffleConfig(), last_batch="drop"
         ),
         start=(0, 0),
-        slots=np.arange(BATCH_SIZE, dtype=np.int64),
+        slots=np.arange(batch_size, dtype=np.int64),
         manifest=manifest,
         cache=cache,
         fields=["image", "label"],
-        config=PrefetchConfig(depth=depth, memory_cap=memory_cap),
+        config=PrefetchConfig(depth=depth, memory_cap=memory_cap, threads=64),
         recorder=recorder,
         store=store,
     )
@@ -302,9 +304,10 @@ def run_window(
     return Run(au=num_steps * step_s / wall, longest_wait_s=max(waits), counts=recorder.snapshot(), trace=trace)
 
 
-def part_tail(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The 2 x 2 of hedging and depth on a store with a heavy tail."""
+def part_tail(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The 2 x 2 of hedging and depth on a store with a heavy tail; small blocks, so that a step needs many requests."""
     num_steps, step_s = (12, 0.25) if args.quick else (100, 0.25)
+    folder = make_data(work, 1024 if args.quick else 2560, "256KiB")
     found: dict[str, Any] = {"step_s": step_s}
     for depth in (2, "auto"):
         for hedge in (False, True):
@@ -314,6 +317,7 @@ def part_tail(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, 
             name = f"depth_{depth}_{'hedged' if hedge else 'unhedged'}"
             found[f"au_{name}"] = round(run.au, 4)
             found[f"longest_wait_s_{name}"] = round(run.longest_wait_s, 2)
+            found[f"requests_{name}"] = int(run.counts["requests.lake"])
             if hedge:
                 requests = run.counts["requests.lake"]
                 found[f"hedges_share_{name}"] = round(run.counts.get("hedges", 0) / requests, 4)
@@ -338,31 +342,41 @@ def part_slow(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, 
     }
 
 
-def part_storm(folder: Path, _work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """5x slower in the middle third of the run."""
-    num_steps, step_s, cap_bytes = (45, 0.2, 512 << 20) if args.quick else (270, 0.2, 512 << 20)
+def part_storm(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """5x slower for a while. Small blocks and batches: else the lumps of demand make the window deep from the start."""
+    folder = make_data(work, 1024 if args.quick else 2560, "256KiB")
+    steps, step_s, cap_bytes = (15, 15, 30) if args.quick else (200, 200, 500), 0.1, 256 << 20
+    slow, even = steps[0], steps[0] + steps[1]
     with lake(folder, latency_s=0.1) as server:
 
         def on_step(step: int) -> None:
-            if step == num_steps // 3:
+            if step == slow:
                 server.mode("slow", 0.5)
-            elif step == 2 * num_steps // 3:
+            elif step == even:
                 server.mode("even")
 
-        run = run_window(server.url, step_s=step_s, num_steps=num_steps, memory_cap=str(cap_bytes), on_step=on_step)
-    thirds = np.array_split(np.array(run.trace), 3)
+        run = run_window(
+            server.url,
+            step_s=step_s,
+            num_steps=sum(steps),
+            batch_size=16,
+            memory_cap=str(cap_bytes),
+            on_step=on_step,
+        )
+    times, depths, resident = np.array(run.trace).T
+    cuts = [times[0] - step_s, times[slow], times[even], times[-1]]
     if args.plot:
-        args.plot.write_text(plot(run.trace, step_s * num_steps / 3, cap_bytes))
+        args.plot.write_text(plot(run.trace, (float(cuts[1]), float(cuts[2])), cap_bytes))
     return {
         "au": round(run.au, 4),
-        "au_thirds": [round(len(third) * step_s / (third[-1][0] - third[0][0] + step_s), 3) for third in thirds],
-        "depth_start_peak_end": [int(thirds[0][-1][1]), int(max(t[:, 1].max() for t in thirds)), run.trace[-1][1]],
-        "memory_peak_mb": round(max(t[:, 2].max() for t in thirds) / 1e6),
+        "au_before_during_after": np.round(np.array(steps) * step_s / np.diff(cuts), 3).tolist(),
+        "depth_before_peak_end": [int(depths[slow]), int(depths.max()), int(depths[-1])],
+        "memory_peak_mb": round(float(resident.max()) / 1e6),
         "memory_cap_mb": round(cap_bytes / 1e6),
     }
 
 
-def plot(trace: list[tuple[float, int, float]], third_s: float, cap_bytes: int) -> str:
+def plot(trace: list[tuple[float, int, float]], slow_s: tuple[float, float], cap_bytes: int) -> str:
     """Depth and memory over time as an SVG picture."""
     width, height, left = 900, 320, 50
     end_s = trace[-1][0]
@@ -374,8 +388,8 @@ def plot(trace: list[tuple[float, int, float]], third_s: float, cap_bytes: int) 
 
     depth_line = line([(at, depth / deepest) for at, depth, _ in trace], "#1f6fb4")
     memory_line = line([(at, num_bytes / cap_bytes) for at, _, num_bytes in trace], "#c0562a")
-    third = third_s / end_s * width
-    band = f'<rect x="{left + third:.1f}" y="20" width="{third:.1f}" height="{height}" fill="#eee"/>'
+    start, stop = (left + at / end_s * width for at in slow_s)
+    band = f'<rect x="{start:.1f}" y="20" width="{stop - start:.1f}" height="{height}" fill="#eee"/>'
     cap = f"memory (top = cap, {cap_bytes / 1e6:.0f} MB)"
     text = (
         f'<text x="{left}" y="14" font-size="12" fill="#1f6fb4">depth (top = {deepest} steps)</text>'
