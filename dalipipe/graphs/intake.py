@@ -160,8 +160,11 @@ class IntakeDesk:
         intake.windows = plan_windows(self._graph, intake.sizes, draws)
         intake.strengths = plan_strengths(self._graph, draws[:, NUM_UNIFORMS:]) if strong else {}
 
-    def replace(self, intake: Intake, row: int, reason: str) -> None:
+    def replace(self, intake: Intake, row: int, reason: str, *, thoroughly: bool = True) -> None:
         """Puts the next good sample in the place of a bad one, or drops it. `plan` must follow.
+
+        thoroughly: decode the substitute before, instead of trusting a look at its bytes; a batch that DALI has failed
+        once should not fail again.
 
         Raises:
             QuarantineError: as `accept`.
@@ -176,7 +179,9 @@ class IntakeDesk:
             if self._quarantine.reason(sample.id) is not None:
                 continue
             image = sample.fields["image"]
-            worse = undecodable([image], max_pixels=self._max_pixels, num_threads=self._num_threads)[0]
+            worse = None
+            if thoroughly or suspicion(image) is not None or sample.height * sample.width > self._max_pixels:
+                worse = undecodable([image], max_pixels=self._max_pixels, num_threads=self._num_threads)[0]
             if worse is None:
                 self._seat(intake, row, sample)
                 return
@@ -191,7 +196,7 @@ class IntakeDesk:
         for row, image in enumerate(intake.images):
             known = self._quarantine.reason(int(intake.ids[row]))
             if known is not None:
-                self.replace(intake, row, known)
+                self.replace(intake, row, known, thoroughly=False)
             elif suspicion(image) is not None or not self._sized(intake, row):
                 suspects.append(row)
         if not suspects:
@@ -201,7 +206,7 @@ class IntakeDesk:
             reasons = undecodable(images, max_pixels=self._max_pixels, num_threads=self._num_threads)
             for row, reason in zip(suspects, reasons, strict=True):
                 if reason is not None:
-                    self.replace(intake, row, reason)
+                    self.replace(intake, row, reason, thoroughly=False)
                 else:
                     self._sized(intake, row)
 

@@ -109,6 +109,15 @@ def test_a_bad_substitute_is_passed_over() -> None:
     assert recorder.snapshot()["quarantined"] == 3
 
 
+def test_a_substitute_that_is_broken_inside_is_found_out_by_the_graph() -> None:
+    """A look at the bytes trusted it; the next good one comes in the end, whoever was met first."""
+    images = sized_jpegs(8)
+    images[3], images[4], images[5] = CUT, DAMAGED, DAMAGED
+    batches, recorder = _run(images, 2, batch_size=4)
+    assert [batch.tensors["id"].tolist() for batch in batches] == [[0, 1, 2, 6], [6, 6, 6, 7]]
+    assert recorder.snapshot()["quarantined"] == 3
+
+
 def test_nothing_good_near_is_an_error() -> None:
     """It names the sample and what to do."""
     with pytest.raises(QuarantineError, match=r"sample 0 \(epoch 0, step 0\).*dalipipe verify"):
