@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from dalipipe import errors
     from dalipipe.build import LoadConfig, Loader
     from dalipipe.cli.load import load
+    from dalipipe.metrics.spin import spin
     from dalipipe.shards.manifest import Manifest
     from dalipipe.telemetry.phases import step
     from dalipipe.world import World, detect_world
 
-__all__ = ["LoadConfig", "Loader", "Manifest", "World", "detect_world", "errors", "load", "step"]
+__all__ = ["LoadConfig", "Loader", "Manifest", "World", "detect_world", "errors", "load", "spin", "step"]
 
 _HOME = {
     "LoadConfig": "dalipipe.build",
@@ -29,6 +30,7 @@ _HOME = {
     "World": "dalipipe.world",
     "detect_world": "dalipipe.world",
     "load": "dalipipe.cli.load",
+    "spin": "dalipipe.metrics.spin",
     "step": "dalipipe.telemetry.phases",
 }
 

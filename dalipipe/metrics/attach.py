@@ -13,6 +13,7 @@ from dalipipe.metrics.environment import installed_version
 from dalipipe.metrics.host import memory_bytes
 from dalipipe.metrics.observer import RunObserver, open_observer
 from dalipipe.metrics.profiled import ProfiledPhases
+from dalipipe.storage.budget import declared_rate
 from dalipipe.telemetry import Recorder, StepBook
 from dalipipe.world import World
 
@@ -79,6 +80,8 @@ def _facts(settings: Mapping[str, Any], manifest: Manifest, world: World, device
         "decode_threads": settings["graph"]["num_threads"] or affinity,
         "memory_bytes": memory_bytes(),
         "lake": settings["data"]["url"].partition("://")[0] if "://" in settings["data"]["url"] else "file",
+        # The node's processes share what is declared for it.
+        "declared_bandwidth": (declared_rate(settings["storage"]["bandwidth"]) or 0.0) / world.local_world_size,
         "dataset_bytes": manifest.num_bytes,
         "dataset_samples": manifest.num_samples,
         "cache_policy": settings["cache"]["policy"],

@@ -81,6 +81,8 @@ FAMILIES = (
     ),
     Family(name="retries", source="retries", kind="counter", help="Reads of the lake that were done again."),
     Family(name="hedges", source="hedges", kind="counter", help="Second requests sent because the first was slow."),
+    Family(name="hedges_won", source="hedges_won", kind="counter", help="Second requests that answered first."),
+    Family(name="throttled", source="throttled", kind="counter", help="Answers of the lake that asked for less."),
     Family(name="quarantined", source="quarantined", kind="counter", help="Samples that could not be decoded."),
     Family(
         name="node_write_failures",

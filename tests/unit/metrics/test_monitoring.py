@@ -280,6 +280,14 @@ def test_a_textfile_is_whole_at_any_time(packed: Path, tmp_path: Path) -> None:
     assert back.num_steps == 20
 
 
+def test_a_declared_bandwidth_is_what_use_is_measured_against(packed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dalipipe.prom"
+    with training(packed, tmp_path, f"metrics.textfile='{path}'", "storage.bandwidth=100MB") as train:
+        train(3)
+        time.sleep(1.2)  # a sample a second
+    assert parse_exposition(path.read_text()).gauges["lake_bandwidth"] == 100e6
+
+
 def test_a_port_in_use_is_named(packed: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
