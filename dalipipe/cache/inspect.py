@@ -126,6 +126,8 @@ def drop_blocks(folder: Path) -> list[_Block]:
         dropped.append(block)
         groups.add(block.path.parent)
     for group in groups:
+        for left in group.glob(".[0-9]*.*"):  # of a killed writer, where the file system has no O_TMPFILE
+            left.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another process has just put a block there
             group.rmdir()
     with contextlib.suppress(OSError):

@@ -92,6 +92,9 @@ def _link(descriptor: int, path: Path) -> None:
 
 
 def _publish_by_rename(path: Path, pieces: Sequence[Buffer], mtime_ns: int, probe: Probe, write: Write) -> None:
+    for left in path.parent.glob(f".{path.name}.*"):
+        # A killed writer's: whoever writes this name now has the right to alone.
+        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:

@@ -100,7 +100,7 @@ class Tier:
             may_evict: False where the block is kept only if there is room for it.
         """
         if self._usage is None:
-            return self._write(block, data)
+            return self._keep_for_good(block, data)
         # The lock spans the write: two processes that saw the same room would both fill it.
         lock = lock_set(self.blocks.locks, block // SET_BLOCKS, wait_s=_SET_WAIT_S)
         if lock is None:
@@ -115,6 +115,17 @@ class Tier:
         """Idempotent."""
         if self._usage is not None:
             self._usage.close()
+
+    def _keep_for_good(self, block: int, data: memoryview) -> bool:
+        with self._lock:
+            if self._used_bytes + len(data) > self.budget_bytes:
+                return False
+            self._used_bytes += len(data)
+        if self._write(block, data):
+            return True
+        with self._lock:
+            self._used_bytes -= len(data)
+        return False
 
     def _make_room(self, block: int, num_bytes: int, may_evict: bool) -> bool:
         assert self._usage is not None
@@ -170,8 +181,6 @@ class Tier:
                 )
             return False
         self._recorder.add(f"bytes_written.{self.name}", len(data))
-        with self._lock:
-            self._used_bytes += len(data)
         return True
 
     def _write_once_more(self, block: int, data: memoryview) -> None:

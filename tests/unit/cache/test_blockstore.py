@@ -145,6 +145,8 @@ def test_without_o_tmpfile_blocks_are_renamed_into_place_and_it_is_said_once(
     monkeypatch.setattr(publish.os, "open", no_tmpfile)
     publish._say_no_tmpfile.cache_clear()
     blocks = store(tmp_path)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / ".2.0123456789abcdef").write_bytes(b"of a killed writer")
     with caplog.at_level(logging.WARNING):
         blocks.write(1, DATA)
         blocks.write(2, DATA)

@@ -275,6 +275,11 @@ def test_a_budget_below_the_working_set_is_refused_with_the_numbers(
     assert "give at least" in str(caught.value)
 
 
+def test_a_wait_without_an_end_or_a_beginning_is_refused(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
+    with pytest.raises(ConfigError, match=r"cache\.wait_s=0"):
+        open_tiers(manifest, lake, CacheConfig(dir=str(tmp_path), wait_s=0))
+
+
 def test_a_disk_without_room_is_said_and_survived(
     tmp_path: Path, manifest: Manifest, lake: MemoryLake, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,69 @@
+"""The tiers and policies of the cache under a whole loader."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import dalipipe as dp
+from tests.conftest import NUM_IMAGES
+
+SMALL = ("graph.size=32", "loader.batch_size=15", "device=cpu")
+
+
+def load(packed: Path, root: Path, *overrides: str) -> dp.Loader:
+    settings = (f"data.url={packed}", f"cache.dir={root / 'node'}", f"cache.tiers.memory.dir={root / 'memory'}")
+    return dp.load("train", [*settings, *SMALL, *overrides])
+
+
+def epoch_ids(loader: dp.Loader) -> list[int]:
+    return sorted(sum((batch["id"].tolist() for batch in loader), []))
+
+
+def test_all_tiers_feed_an_exact_epoch_and_a_second_node_spares_the_lake(packed: Path, tmp_path: Path) -> None:
+    total = sum(path.stat().st_size for path in packed.glob("*.tar"))
+    tiers = (
+        f"cache.tiers.node.capacity={int(0.3 * total)}",
+        f"cache.tiers.memory.capacity={int(0.3 * total)}",
+        f"cache.tiers.pool.url={tmp_path / 'pool'}",
+        "prefetch.cold_steps=0",  # single samples are read past the cache
+    )
+    with load(packed, tmp_path / "one", *tiers) as loader:
+        assert epoch_ids(loader) == list(range(NUM_IMAGES))
+        first = loader.stats()
+        assert epoch_ids(loader) == list(range(NUM_IMAGES))
+        stats = loader.stats()
+    # The pool has all that the node's tiers lack: no byte left the lake twice.
+    assert stats["bytes_read"]["lake"] == first["bytes_read"]["lake"] <= total
+    assert stats["bytes_written"]["pool"] > 0.9 * stats["bytes_read"]["lake"]
+    assert min(stats["bytes_read"][tier] for tier in ("memory", "node", "pool")) > 0
+    with load(packed, tmp_path / "two", *tiers) as loader:
+        assert epoch_ids(loader) == list(range(NUM_IMAGES))
+        assert loader.stats()["bytes_read"]["lake"] == 0
+
+
+def test_auto_takes_lfu_where_samples_are_hot(packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="dalipipe.cache.open"):
+        load(packed, tmp_path / "plain").close()
+        load(packed, tmp_path / "hot", "data.repeat={shard-000000.tar: 3}").close()
+    about = [record.message for record in caplog.records if record.name == "dalipipe.cache.open"]
+    assert "policy pin, chosen by auto" in about[0]
+    assert "policy lfu, chosen by auto" in about[1]
+
+
+def test_kept_blocks_and_the_cache_agree(packed: Path, tmp_path: Path) -> None:
+    total = sum(path.stat().st_size for path in packed.glob("*.tar"))
+    words = (
+        "shuffle.kept=0.5",
+        "shuffle.lanes=3",
+        "loader.last_batch=partial",
+        f"cache.tiers.node.capacity={total // 2}",
+    )
+    with load(packed, tmp_path, *words) as loader:
+        assert epoch_ids(loader) == list(range(NUM_IMAGES))
+        written = loader.stats()["bytes_written"]["node"]
+        assert 0.35 * total < written <= total // 2
+        assert epoch_ids(loader) == list(range(NUM_IMAGES))
+        assert loader.stats()["bytes_written"]["node"] == written
