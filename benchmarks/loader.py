@@ -215,7 +215,8 @@ def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str,
     subprocess.run([sys.executable, "-m", "dalipipe", *pack], check=True, stdout=subprocess.DEVNULL)
     batch_size, threads = args.batch_size, args.threads
     loaded = Loaded(packed, cache, batch_size, threads)
-    floor = FromMemory(MemorySteps(files, batch_size), threads)
+    # As many bytes as the packed set: a few files read again and again would stay in the CPU's cache.
+    floor = FromMemory(MemorySteps(jpegs_in(tree), batch_size), threads)
     result: dict[str, Any] = {"files": len(files), "threads": threads, "batch_size": batch_size}
     result["overhead"] = in_turn({"memory": floor, "loader": loaded}, args.rounds, args.batches)
     floor.close()
