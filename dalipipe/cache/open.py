@@ -79,6 +79,8 @@ def open_cache(
     """
     if config.policy not in POLICIES:
         raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
+    if not config.wait_s > 0:
+        raise ConfigError(f"cache.wait_s={config.wait_s} must be more than 0 seconds")
     return _Opening(manifest, store, config, recorder, pool=pool, readers=readers, open_blocks=open_blocks).open()
 
 
