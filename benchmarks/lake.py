@@ -4,8 +4,8 @@
 
 All parts read one data set of JPEGs (about 110 kB each) that is made and packed first. The lake is a web server of this
 machine in a process of its own, with 30 ms latency and 100 MB/s unless said. The accelerator is emulated: a sleep a
-step, so that AU (accelerator utilisation) = compute time / wall time after the first step. Server, decoder and
-everything else on the machine share its cores: compare figures of one run.
+step, so that AU (accelerator utilisation) = time in steps / wall time after the first step; the rest is waiting.
+Server, decoder and everything else on the machine share its cores: compare figures of one run.
 
     link    T1 training (crop, flip, normalise) at a step that the CPU can feed: AU in epochs 1 and 2.
     memory  T1 at a step that the CPU can just not feed: AU in epoch 1 from the lake against the data in memory.
@@ -139,12 +139,11 @@ def train(url: str, cache: Path, *, step_s: float, num_steps: int, epochs: int =
             loader.set_epoch(epoch)
             for number, _ in enumerate(loader):
                 now = time.perf_counter()
-                if epoch == 0 and number == 0:
-                    first_s = now - began
                 if number == 0:
                     wall = now
+                    first_s = first_s or now - began
                 time.sleep(step_s)
-                computed += step_s
+                computed += time.perf_counter() - now
                 if number + 1 == num_steps:
                     break
             au.append(computed / (time.perf_counter() - wall))
@@ -248,7 +247,7 @@ class Run:
     """One run of the window before an emulated accelerator."""
 
     au: float
-    longest_wait_s: float
+    waits_s: list[float]
     counts: dict[str, float]
     trace: list[tuple[float, int, float]]
     """(seconds, depth, bytes in memory), once a step."""
@@ -301,7 +300,7 @@ def run_window(
         prefetcher.close()
         cache.close()
         store.close()
-    return Run(au=num_steps * step_s / wall, longest_wait_s=max(waits), counts=recorder.snapshot(), trace=trace)
+    return Run(au=1 - sum(waits) / wall, waits_s=waits, counts=recorder.snapshot(), trace=trace)
 
 
 def part_tail(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -316,7 +315,7 @@ def part_tail(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, 
                 run = run_window(server.url, step_s=step_s, num_steps=num_steps, depth=depth, hedge=hedge)
             name = f"depth_{depth}_{'hedged' if hedge else 'unhedged'}"
             found[f"au_{name}"] = round(run.au, 4)
-            found[f"longest_wait_s_{name}"] = round(run.longest_wait_s, 2)
+            found[f"longest_wait_s_{name}"] = round(max(run.waits_s), 2)
             found[f"requests_{name}"] = int(run.counts["requests.lake"])
             if hedge:
                 requests = run.counts["requests.lake"]
@@ -364,12 +363,20 @@ def part_storm(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str,
             on_step=on_step,
         )
     times, depths, resident = np.array(run.trace).T
+    waits = run.waits_s
     cuts = [times[0] - step_s, times[slow], times[even], times[-1]]
     if args.plot:
         args.plot.write_text(plot(run.trace, (float(cuts[1]), float(cuts[2])), cap_bytes))
     return {
         "au": round(run.au, 4),
-        "au_before_during_after": np.round(np.array(steps) * step_s / np.diff(cuts), 3).tolist(),
+        "au_before_during_after": [
+            round(1 - sum(waits[start:stop]) / float(stop_s - start_s), 3)
+            for start, stop, start_s, stop_s in (
+                (0, slow, cuts[0], cuts[1]),
+                (slow, even, cuts[1], cuts[2]),
+                (even, None, cuts[2], cuts[3]),
+            )
+        ],
         "depth_before_peak_end": [int(depths[slow]), int(depths.max()), int(depths[-1])],
         "memory_peak_mb": round(float(resident.max()) / 1e6),
         "memory_cap_mb": round(cap_bytes / 1e6),

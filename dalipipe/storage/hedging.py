@@ -25,12 +25,14 @@ _MIN_WIN_SHARE = 0.25
 _PAUSE_S = 10.0
 _HALF_LIFE = 200
 _FLOOR_S = 0.002
+_MARGIN = 3.0
 
 
 class HedgePolicy:
     """Decides on hedges from what was seen; sends nothing itself. Thread-safe.
 
-    Rules: the threshold is the running p95 of requests of similar size; hedges are at most 5 % of requests; none for
+    Rules: the threshold is the running p95 of requests of similar size (three times that of all sizes while a size is
+    new); hedges are at most 5 % of requests; none for
     10 s after the store asked to slow down; none while more than a quarter of the last 32 requests took longer than
     the threshold (then slowness is no accident); none for 10 s after a series of hedges that did not come first.
     """
@@ -40,6 +42,7 @@ class HedgePolicy:
         self._clock = clock
         self._lock = threading.Lock()
         self._latency: dict[int, LatencyHistogram] = {}
+        self._all = LatencyHistogram(_HALF_LIFE)
         self._recent_slow: deque[bool] = deque(maxlen=_RECENT)
         self._recent_won: deque[bool] = deque(maxlen=_RECENT_HEDGES)
         self._saved = 1.0
@@ -73,6 +76,7 @@ class HedgePolicy:
                 self._recent_slow.append(latency_s > threshold_s)
             key = num_bytes.bit_length()
             self._latency.setdefault(key, LatencyHistogram(_HALF_LIFE)).add(latency_s)
+            self._all.add(latency_s)
 
     def hedged(self, *, won: bool) -> None:
         """How a hedge ended: whether it came first."""
@@ -92,6 +96,9 @@ class HedgePolicy:
 
     def _threshold_s(self, num_bytes: int) -> float | None:
         histogram = self._latency.get(num_bytes.bit_length())
-        if histogram is None or histogram.num_observed < _MIN_OBSERVED:
-            return None
-        return max(_FLOOR_S, histogram.quantile_s(_QUANTILE))
+        if histogram is not None and histogram.num_observed >= _MIN_OBSERVED:
+            return max(_FLOOR_S, histogram.quantile_s(_QUANTILE))
+        if self._all.num_observed >= _MIN_OBSERVED:
+            # A size that is new: larger ones may take longer, so that the others' figures are taken with a margin.
+            return max(_FLOOR_S, _MARGIN * self._all.quantile_s(_QUANTILE))
+        return None

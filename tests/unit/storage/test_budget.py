@@ -182,7 +182,7 @@ def _read_rate(s3: S3Server, url: str, folder: Path, upload_class: str) -> float
             open_store("s3://bucket/reads", StorageConfig(endpoint_url=s3.endpoint_url)).put("x", bytes(1 << 20))
             assert other.stdout is not None
             assert other.stdout.readline() == b"ready\n"
-            stop_s = time.monotonic() + 4
+            stop_s = time.monotonic() + 3
 
             def read(_: int) -> int:
                 num_bytes = 0
@@ -191,7 +191,7 @@ def _read_rate(s3: S3Server, url: str, folder: Path, upload_class: str) -> float
                 return num_bytes
 
             with ThreadPoolExecutor(6) as threads:
-                return sum(threads.map(read, range(6))) / 4
+                return sum(threads.map(read, range(6))) / 3
         finally:
             other.kill()
             store.close()
