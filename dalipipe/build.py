@@ -25,12 +25,12 @@ from dalipipe.world import World, detect_world, store_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dalipipe.cache.contract import Cache
     from dalipipe.cache.open import Readers
     from dalipipe.cache.warm import WarmReport
+    from dalipipe.coordination.contract import Coordinator
     from dalipipe.graphs.contract import BatchSource
     from dalipipe.loader.publish import Published, StatePublisher
-    from dalipipe.cache.contract import Cache
-    from dalipipe.coordination.contract import Coordinator
     from dalipipe.order.epoch import EpochOrder
     from dalipipe.order.repeat import Extra, Repeat
     from dalipipe.order.signature import OrderSignature
@@ -270,7 +270,6 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
 
 def cache_readers(signature: OrderSignature, shape: DataShape, world: World, *, replicas: int = 1) -> Readers:
     """What the cache needs to know of this job: how much of the data set its node reads, and how unevenly."""
-
     from dalipipe.cache.open import Readers
     from dalipipe.order.sequence import signature_lanes
 
@@ -278,9 +277,11 @@ def cache_readers(signature: OrderSignature, shape: DataShape, world: World, *, 
     stays = signature.mode == "block" and signature.exchange == 0
     share = min(1.0, max(world.local_world_size, replicas) / world.world_size) if stays else 1.0
     num_open = signature.lanes * signature.window_blocks
+    # Ranks that have lanes of their own meet in no block, so there is nothing to share while it passes.
+    are_apart = signature.mode == "block" and replicas == 1 and signature.lanes % world.world_size == 0
     return Readers(
         node_share=share,
-        local_ranks=world.local_world_size,
+        local_ranks=1 if are_apart else world.local_world_size,
         working_blocks=max(1, round(num_open * share)),
         uneven=signature.recipe.startswith(("repeat", "mix")),
         keep_rank=signature_lanes(shape, signature).keep_rank if signature.kept else None,
@@ -314,9 +315,7 @@ def warm_cache(
         return warm(opened, manifest, threads=threads, progress=progress)
 
 
-def open_coordinator(
-    cfg: LoadConfig, world: World, order: EpochOrder, manifest: Manifest, cache: Cache
-) -> Coordinator:
+def open_coordinator(cfg: LoadConfig, world: World, order: EpochOrder, manifest: Manifest, cache: Cache) -> Coordinator:
     """Who says which slots this rank loads (`assign`).
 
     Raises:

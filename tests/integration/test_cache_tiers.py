@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 import dalipipe as dp
+from dalipipe.build import cache_readers
+from dalipipe.order import ShuffleConfig
+from dalipipe.order.signature import order_signature
+from dalipipe.shards.shape import DataShape
+from dalipipe.world import World
 from tests.conftest import NUM_IMAGES
 
 SMALL = ("graph.size=32", "loader.batch_size=15", "device=cpu")
@@ -73,3 +78,19 @@ def test_kept_blocks_and_the_cache_agree(packed: Path, tmp_path: Path) -> None:
         assert 0.35 * total < written <= total // 2
         assert epoch_ids(loader) == list(range(NUM_IMAGES))
         assert loader.stats()["bytes_written"]["node"] == written
+
+
+@pytest.mark.parametrize(
+    ("lanes", "exchange", "replicas", "expected"),
+    [(64, 0.0, 1, (0.5, 1)), (64, 0.5, 1, (1.0, 1)), (4, 0.0, 1, (0.5, 4)), (64, 0.0, 2, (0.5, 4))],
+)
+def test_a_node_caches_its_lanes_and_shares_what_its_ranks_have_in_common(
+    lanes: int, exchange: float, replicas: int, expected: tuple[float, int]
+) -> None:
+    shape = DataShape(num_samples=100_000, block_samples=8, num_bytes=10**9)
+    shuffle = ShuffleConfig(lanes=lanes, exchange=exchange)
+    signature = order_signature(shape, batch_size=64, shuffle=shuffle, last_batch="drop")
+    world = World(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1)
+    readers = cache_readers(signature, shape, world, replicas=replicas)
+    assert (readers.node_share, readers.local_ranks) == expected
+    assert readers.working_blocks == round(lanes * signature.window_blocks * expected[0])
