@@ -106,7 +106,7 @@ class Job:
         unmarked_s: float = 0.0,
         epochs: int = 1,
         num_ranks: int = 1,
-        most_steps: int = 32,
+        most_steps: int = 20,
         slow_rank: int = -1,
         collective_s: float = 0.0,
         record: bool = True,
@@ -215,7 +215,12 @@ def _straggler(job: Job) -> None:
 def _thrash(job: Job) -> None:
     job.server.delay_s = 0.04
     job.train(
-        "cache.tiers.node.capacity=20KiB", "prefetch.threads=1", "prefetch.memory_cap=64KiB", epochs=3, forward_s=0.005
+        "cache.tiers.node.capacity=20KiB",
+        "prefetch.threads=1",
+        "prefetch.memory_cap=64KiB",
+        epochs=3,
+        most_steps=32,
+        forward_s=0.005,
     )
 
 
@@ -226,7 +231,7 @@ def _quarantine(job: Job) -> None:
 def _double(job: Job) -> None:
     job.train(record=False, forward_s=0.0)
     with slow_calls("dalipipe.cache.blockstore.BlockStore.open", 0.06):
-        job.train("prefetch.threads=1")
+        job.train("prefetch.threads=1", most_steps=32)  # long enough for a look at the page cache
 
 
 def _threads(job: Job) -> None:
