@@ -5,4 +5,15 @@ from dalipipe.shards.fields import Field
 from dalipipe.shards.manifest import Extent, Located, Manifest, Shard
 from dalipipe.shards.shape import BlockGrid, DataShape
 
-__all__ = ["BlockGrid", "DataShape", "Digest64", "Digest128", "Extent", "Field", "Located", "Manifest", "Shard", "digest64"]
+__all__ = [
+    "BlockGrid",
+    "DataShape",
+    "Digest64",
+    "Digest128",
+    "Extent",
+    "Field",
+    "Located",
+    "Manifest",
+    "Shard",
+    "digest64",
+]
