@@ -24,6 +24,8 @@ R = TypeVar("R")
 Record = Callable[[str, float], None]
 """Adds an amount to a counter by name; what `Recorder.add` does."""
 
+_LOOK_AGAIN_S = 0.1
+
 
 def discard(_name: str, _amount: float) -> None:
     """Counts nothing."""
@@ -138,19 +140,27 @@ class Transport:
         second: Future[R] | None = None
         if hedge:
             self.hedging.started()
-            threshold_s = self.hedging.threshold_s(num_bytes)
-            if (
-                threshold_s is not None
-                and began_s + threshold_s < deadline_s
-                and not self._calls.settles([first], threshold_s)
-                and self.hedging.may_hedge()
-            ):
+            if self._lags(first, num_bytes, began_s, deadline_s) and self.hedging.may_hedge():
                 second = self._calls.submit(call)
                 self._record("hedges", 1)
         answer = self._first_of(first, second, deadline_s - time.monotonic(), action)
         if hedge:
             self.hedging.finished(num_bytes, time.monotonic() - began_s)
         return answer
+
+    def _lags(self, first: Future[R], num_bytes: int, began_s: float, deadline_s: float) -> bool:
+        """Waits for the answer until a hedge is due; whether it is."""
+        while True:
+            # Asked for again each time: the first requests of a run are out before anything is known.
+            threshold_s = self.hedging.threshold_s(num_bytes)
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                return False
+            due_s = now_s + _LOOK_AGAIN_S if threshold_s is None else began_s + threshold_s
+            if threshold_s is not None and now_s >= due_s:
+                return True
+            if self._calls.settles([first], min(due_s, deadline_s) - now_s):
+                return False
 
     def _first_of(self, first: Future[R], second: Future[R] | None, left_s: float, action: str) -> R:
         """The first good answer of a request and its hedge; the error of the request when both fail."""
