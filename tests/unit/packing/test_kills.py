@@ -33,10 +33,10 @@ if __name__ == "__main__":
 def test_killed_at_twenty_random_moments(tmp_path, kind, workers, resize):
     source = tmp_path / "src"
     if kind == "images":
-        write_image_tree(source, num_images=1200)
+        write_image_tree(source, num_images=500)
     else:
         for i in range(4):
-            write_tar(source / f"{i}.tar.gz", samples(400, first=400 * i), mode="w:gz")
+            write_tar(source / f"{i}.tar.gz", samples(250, first=250 * i), mode="w:gz")
     options = {"kind": kind, "resize": resize}
     begin = time.monotonic()
     run_pack(source, tmp_path / "whole", workers=workers, **options)
