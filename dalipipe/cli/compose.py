@@ -35,6 +35,9 @@ from dalipipe.errors import ConfigError, DalipipeError
 SCHEMA_GROUP = "dalipipe_schema"
 _COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
+# What the shipped configs say too; a config of the user's own may not, and no verb leaves an `outputs/` folder.
+_QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
+
 # Hydra keeps what it composes with in a singleton.
 _GLOBAL_HYDRA = threading.RLock()
 
@@ -182,7 +185,7 @@ def _own_hydra() -> Iterator[None]:
 @contextmanager
 def _hydra_argv(verb: str, words: Sequence[str]) -> Iterator[None]:
     """What `hydra.main` reads from the process: its arguments, and that errors are ours to print."""
-    extra = []
+    extra = [word for word in _QUIET if not any(own.startswith(word.split("=")[0]) for own in words)]
     if any(word.split("=", 1)[0] in ("--config-path", "-cp") for word in words):
         extra.append(_search_path(config_dir()))  # the flag replaces the tree of YAML: keep the shipped one in reach
     sweep_dir = tempfile.mkdtemp(prefix="dalipipe-sweep-") if is_multirun(words) else ""

@@ -50,7 +50,8 @@ def photos_in(folder: Path) -> list[Path]:
 def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as photo:
-            return photo.convert("RGB")
+            pixels: Image.Image = photo.convert("RGB")
+            return pixels
     except UnidentifiedImageError as error:
         raise CorruptSampleError(f"{path} is no image that can be read; take it out of photos=") from error
 

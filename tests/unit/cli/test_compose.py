@@ -212,7 +212,9 @@ def test_composing_inside_a_program_that_uses_hydra_itself(tmp_path: Path) -> No
 )
 def test_more_wrong_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults:\n  - train\n  - _self_\n")
+    before = sorted(Path.cwd().iterdir())
     assert main([str(tmp_path) if word == "CONF" else word for word in words]) == 2
+    assert sorted(Path.cwd().iterdir()) == before
     assert message in capsys.readouterr().err
 
 
