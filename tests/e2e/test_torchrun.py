@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from dalipipe.shards.manifest import Manifest
 from dalipipe.storage.local import LocalStore
 from dalipipe.storage.store import StorageConfig
 from tests.conftest import NUM_IMAGES
+from tests.support.jobs import kill_job
 
 ROOT = Path(__file__).parents[2]
 BATCH_SIZE = 8
@@ -38,14 +38,6 @@ def torchrun(num_processes: int, output: Path, *args: object) -> subprocess.Pope
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-
-
-def kill_job(job: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the launcher and its workers, which torchrun puts into sessions of their own."""
-    children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    for pid in [job.pid, *map(int, children)]:
-        os.kill(pid, signal.SIGKILL)
-    job.wait(20)
 
 
 def lines(logs: Path, num_processes: int) -> dict[int, dict[int, list[int]]]:

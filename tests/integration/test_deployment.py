@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.jobs import kill_job
 from tests.support.seaweed import _free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,8 +95,7 @@ def test_a_killed_training_job_goes_on_with_another_number_of_processes(packed: 
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
         finally:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait(30)
+            kill_job(job)
     reached = _checkpoint(checkpoint)["step"]
     done = subprocess.run(words(1), check=False, env=_environ(tmp_path), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -120,9 +119,7 @@ def test_the_commands_of_compose_work_together(tmp_path: Path) -> None:
         environ = _environ(tmp_path, AWS_ENDPOINT_URL=endpoint_url, AWS_REGION="us-east-1", **keys)
 
         def here(word: str) -> str:
-            return word.replace("/job/", f"{tmp_path}/job/").replace(
-                "/opt/app/train.py", str(ROOT / "deploy/train.py")
-            )
+            return word.replace("/job/", f"{tmp_path}/job/").replace("/opt/app/train.py", str(ROOT / "deploy/train.py"))
 
         packing = services["pack"]
         words = [*packing["entrypoint"], *(here(word) for word in packing["command"])]
@@ -152,8 +149,7 @@ def test_the_commands_of_compose_work_together(tmp_path: Path) -> None:
                 assert subprocess.run(check, check=False, env=health, timeout=30, capture_output=True).returncode == 1
             finally:
                 for job in jobs:
-                    os.killpg(job.pid, signal.SIGKILL)
-                    job.wait(30)
+                    kill_job(job)
 
 
 def test_the_health_check_asks_nothing_without_a_port() -> None:
