@@ -73,7 +73,7 @@ def lock_block(
         CacheTimeoutError: another process held the lock for `wait_s` seconds.
         OSError: the lock file cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path)
     lock = BlockLock(descriptor)
     deadline = clock() + wait_s
     pause_s = _FIRST_PAUSE_S
@@ -93,6 +93,16 @@ def lock_block(
         lock.release()
         raise
     return lock
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        # Somebody deleted the cache folder under a running job: it begins anew, empty.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
 
 
 def lock_set(path: Path, number: int, *, wait_s: float) -> BlockLock | None:
@@ -142,7 +152,7 @@ class Holds:
 
 
 def _wait_for(path: Path, offset: int, kind: int, wait_s: float) -> BlockLock | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path)
     lock = BlockLock(descriptor)
     deadline = time.monotonic() + wait_s
     pause_s = _FIRST_PAUSE_S

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -193,3 +194,19 @@ def test_the_description_names_policy_share_and_budget(manifest: Manifest, lake:
     assert "1.0 GB" in about
     assert "stream" in open_cache(manifest, lake, config("", policy="stream"), Recorder()).describe()
     assert "capacity is 0" in open_cache(manifest, lake, config("", capacity=0), Recorder()).describe()
+
+
+def test_a_cache_folder_that_is_deleted_under_a_job_begins_anew(
+    tmp_path: Path, manifest: Manifest, lake: MemoryLake
+) -> None:
+    cache = open_cache(manifest, lake, config(tmp_path / "cache"), Recorder())
+    with cache.get(0) as view:
+        before = bytes(view.memory)
+        shutil.rmtree(tmp_path / "cache")
+        assert bytes(view.memory) == before
+    for _ in range(2):
+        for block in range(manifest.num_blocks):
+            cache.get(block).release()
+    with cache.get(0) as view:
+        assert (view.tier, bytes(view.memory)) == ("node", before)
+    cache.close()
