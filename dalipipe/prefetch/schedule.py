@@ -155,8 +155,7 @@ class Schedule:
             return cold
         if not self._plans and len(self._window) < depth and self._may_plan():
             return PlanTask()
-        if self._wanted and (self._is_urgent(self._wanted[0]) or self._fits(0)):
-            block = self._wanted.popleft()
+        if (block := self._next_wanted()) is not None:
             self._under_way[block] = "lake"
             return FetchTask(block=block)
         if len(self._plans) < _LOOKAHEAD_STEPS and self._may_plan():
@@ -170,6 +169,23 @@ class Schedule:
             self._num_warming += 1
             return WarmTask()
         return None
+
+    def is_pressing(self) -> bool:
+        """Whether a thread that waits for room is needed for something else: without it the next step may never come.
+
+        A step that was cut from single samples goes before its blocks have come, so that blocks of later steps can be
+        under way while nobody plans, or brings what the next step lacks.
+        """
+        if self._buildable:
+            return True
+        if not self._window:
+            return bool(self._plans) or not self._planning
+        return any(self._is_urgent(block) for block in self._wanted)
+
+    def give_back(self, block: int) -> None:
+        """A FetchTask that found no room is put first in the queue again."""
+        self._under_way.pop(block, None)
+        self._wanted.appendleft(block)
 
     def warmed(self, *, more: bool) -> None:
         """The answer to a WarmTask; without `more` the epoch is through."""
@@ -302,6 +318,14 @@ class Schedule:
     def _may_plan(self) -> bool:
         may, self._planning = not self._planning, True
         return may
+
+    def _next_wanted(self) -> int | None:
+        """The block to bring next: what the next step lacks in any case, else the first while there is room."""
+        for block in self._wanted:
+            if self._is_urgent(block):
+                self._wanted.remove(block)
+                return block
+        return self._wanted.popleft() if self._wanted and self._fits(0) else None
 
     def _is_urgent(self, block: int) -> bool:
         return bool(self._window) and block in self._window[0].lacks

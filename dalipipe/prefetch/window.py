@@ -28,6 +28,7 @@ from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
 _JOIN_S = 1.5
+_LONGEST_WAIT_S = 1.0  # a thread looks again after so long, whatever it was or was not told
 _FAR_TO_NEAR = ("lake", "pool", "node", "memory")
 
 _log = logging.getLogger(__name__)
@@ -218,12 +219,15 @@ class WindowPrefetcher:
     def _wait_for_task(self) -> Task | None:
         with self._lock:
             while not self._closed:
+                head = self._schedule.head
                 task = self._schedule.next_task(self._controller.depth)
+                if task is not None or self._schedule.head is not head:
+                    # Others may find something to do; and who waits for room may now bring what the next step lacks.
+                    # All of them wait on one condition, so that waking a single one could wake the wrong one.
+                    self._work.notify_all()
                 if task is not None:
-                    # One more thread may find something to do, and it in turn wakes the next.
-                    self._work.notify()
                     return task
-                self._work.wait()
+                self._work.wait(_LONGEST_WAIT_S)
         return None
 
     def _plan(self) -> None:
@@ -288,17 +292,20 @@ class WindowPrefetcher:
         more = self._warmer.bring_one(self._cache)
         with self._lock:
             self._schedule.warmed(more=more)
-            self._work.notify()
+            self._work.notify_all()
 
     def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
-        """Waits for room; False when the prefetcher was closed meanwhile."""
+        """Waits for room; False when the prefetcher was closed meanwhile, or the thread is needed elsewhere."""
         with self._lock:
             self._schedule.under_way[block] = tier
             self._ready.notify_all()
             while not self._closed:
                 if self._schedule.reserve(block, num_bytes):
                     return True
-                self._work.wait()
+                if self._schedule.is_pressing():
+                    self._schedule.give_back(block)
+                    return False
+                self._work.wait(_LONGEST_WAIT_S)
         return False
 
     def _build(self, task: BuildTask) -> None:

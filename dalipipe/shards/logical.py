@@ -48,8 +48,8 @@ class LogicalShard:
 class LogicalShards(Sequence[LogicalShard]):
     """The logical shards of a manifest, each worked out when it is asked for: two indices are read for one.
 
-    Memory: 16 bytes a file. Every sample is in exactly one of them; with fewer samples than shards some are empty of
-    samples and are left out, so `len` is at most the number asked for.
+    Memory: 16 bytes a file. Every sample is in exactly one of them. There are never more of them than samples; where a
+    single sample is larger than the target, those that its bytes would fill have no samples and no pieces.
     """
 
     def __init__(self, manifest: Manifest, target_bytes: int = DEFAULT_BYTES) -> None:
@@ -78,8 +78,8 @@ class LogicalShards(Sequence[LogicalShard]):
         return (self[number] for number in range(self._num))
 
     def _cut(self, number: int) -> int:
-        """The first sample at or after the byte where logical shard `number` would start; at least `number`, so that
-        no shard is without samples, and the samples of those after it are left to them."""
+        """The first sample at or after the byte where logical shard `number` would start, leaving at least one
+        sample to each before and after it where samples are small."""
         if number in (0, self._num):
             return self._manifest.num_samples if number else 0
         at = int(self._ends[-1]) * number // self._num

@@ -3,7 +3,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.open import open_cache
 from dalipipe.errors import ConfigError, IntegrityError, PipelineError, PipelineTimeoutError, StorageError
+from dalipipe.order.step import Step
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.window import WindowPrefetcher, open_prefetcher
 from dalipipe.shards.manifest import Manifest
@@ -31,6 +34,7 @@ def start_prefetcher(
     config: PrefetchConfig | None = None,
     recorder: Recorder | None = None,
     fields: Sequence[str] = ("image", "label"),
+    cold: bool = False,
 ) -> WindowPrefetcher:
     recorder = recorder or Recorder()
     return open_prefetcher(
@@ -42,6 +46,7 @@ def start_prefetcher(
         fields=fields,
         config=config or PrefetchConfig(threads=3),
         recorder=recorder,
+        store=lake if cold else None,
     )
 
 
@@ -305,3 +310,23 @@ def test_values_that_can_never_work_are_refused(
 def test_an_unknown_field_is_refused_with_those_that_are_there(manifest: Manifest, lake: MemoryLake) -> None:
     with pytest.raises(ConfigError, match=r"\['text'\].*image, label"):
         start_prefetcher(manifest, lake, STREAM, fields=["image", "text"])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_tight_cap_with_few_threads_never_stops_the_window(
+    manifest: Manifest, lake: MemoryLake, threads: int, blocks: int
+) -> None:
+    """Blocks that wait for room must not keep the only threads from what the next step lacks."""
+    mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
+    config = PrefetchConfig(threads=threads, memory_cap=blocks * mean_bytes, timeout_s=20)
+    for depth in (1, 4):
+        prefetcher = start_prefetcher(manifest, lake, STREAM, config=replace(config, depth=depth), cold=True)
+        handed_out: deque[Step] = deque()
+        try:
+            for _ in range(3 * orders_of(manifest)(0).num_steps):
+                handed_out.append(prefetcher.next())
+                if len(handed_out) > 2:  # as a graph that decodes some batches at once
+                    handed_out.popleft().release()
+        finally:
+            prefetcher.close()

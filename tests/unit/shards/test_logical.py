@@ -30,13 +30,20 @@ def test_pieces_hold_every_sample_once_and_in_order(shards, target):
     found = []
     for number, one in enumerate(logical):
         assert one.number == number
-        assert one.stop_sample > one.first_sample
+        assert one.stop_sample >= one.first_sample
+        assert bool(one.pieces) == (one.stop_sample > one.first_sample)
         members = [m.name for p in one.pieces for m in walk_tar(folder.files[p.name][p.start : p.stop])]
         mine = [name.removesuffix(".jpg") for name in members if name.endswith(".jpg")]
         assert mine == keys[one.first_sample : one.stop_sample]
         found += mine
     assert found == keys
     assert sum(one.num_bytes for one in logical) == manifest.num_bytes
+
+
+def test_a_sample_larger_than_the_target_leaves_the_next_pieces_empty():
+    _, manifest, keys = dataset([[0], [1025, 0, 0, 0]])
+    logical = manifest.logical_shards(2504)
+    assert sum(one.stop_sample - one.first_sample for one in logical) == len(keys)
 
 
 def test_one_huge_tar_and_many_tiny_ones_are_cut_alike():
