@@ -37,6 +37,9 @@ class MemoryConfig:
     """Use huge pages, where the file system of `dir` is mounted with `huge=` or the host's default allows them."""
     keep: bool = False
     """Leave the blocks there when the last job ends, for the next one. Memory stays taken until `cache clear`."""
+    decoded: int | float | str = 0
+    """Decoded images beside the encoded blocks, with a budget of their own: bytes, or a fraction of what is free. 0 =
+    none. For the CPU path of `image_train`, `image_eval` and `multimodal`; pixels are the same with and without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dalipipe.cache.decoded import DecodedSamples
 from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
@@ -139,6 +140,7 @@ def open_memory(
     run_dir: Path | None = None,
     recorder: Recorder | None = None,
     origin: Callable[[int], Origin] | None = None,
+    kept: DecodedSamples | None = None,
 ) -> BatchSource:
     """A source on the CPU with small images."""
     return open_source(
@@ -153,4 +155,5 @@ def open_memory(
         run_dir=run_dir,
         recorder=recorder or Recorder(),
         origin=origin,
+        kept=kept,
     )
