@@ -84,6 +84,7 @@ class Loader(_Loader):
 
     def __init__(self, cfg: LoadConfig, *, world: World | None = None) -> None:
         from dalipipe.cache.decoded import wants_decoded
+        from dalipipe.graphs.device.tier import open_device_tier
         from dalipipe.graphs.limits import check_config, check_kept
 
         world = world or detect_world()
@@ -93,6 +94,7 @@ class Loader(_Loader):
         if wants_decoded(cfg.cache):
             check_kept(cfg.graph, str(device))
         recorder = Recorder()
+        tier = open_device_tier(cfg.graph, str(device), cfg.cache.tiers.device.capacity, recorder)
         store, manifest, parts = open_dataset(cfg, recorder)
         _check_fields(cfg.data, parts)
         resumed = find_state(cfg)
@@ -152,6 +154,7 @@ class Loader(_Loader):
                     origin=partial(origin_of, manifest),
                     size_hint=largest_image(manifest) if device.type == "cuda" else None,
                     kept=kept,
+                    tier=tier,
                 )
             except BaseException:
                 prefetcher.close()
@@ -168,9 +171,10 @@ class Loader(_Loader):
             timeout_s=cfg.prefetch.timeout_s,
             recorder=recorder,
             publisher=open_publisher(cfg, world, recorder),
-            owned=(store, cache, coordinator, *([] if kept is None else [kept])),
+            owned=(store, cache, coordinator, *(one for one in (kept, tier) if one is not None)),
         )
         self.manifest = manifest
+        self._tier = tier
         try:
             self._watch(cfg, recorder, world)
         except BaseException:
@@ -182,6 +186,16 @@ class Loader(_Loader):
             except BaseException:
                 self.close()
                 raise
+
+    def release_device_cache(self, num_bytes: int | None = None) -> int:
+        """Gives GPU memory of `cache.tiers.device` back to the model; see `DeviceTier.release`. From any thread.
+
+        Args:
+            num_bytes: at least so many; None = all.
+
+        Returns: the bytes that were freed; 0 where there is no such tier.
+        """
+        return 0 if self._tier is None else self._tier.release(num_bytes)
 
     def _watch(self, cfg: LoadConfig, recorder: Recorder, world: World) -> None:
         from dalipipe.metrics.attach import watch

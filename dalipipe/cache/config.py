@@ -44,11 +44,13 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiersConfig:
-    """`cache.tiers.*`: exclusive, the nearest first: memory, node, pool."""
+    """`cache.tiers.*`: exclusive, the nearest first: memory, node, pool. Beside them decoded images: `memory.decoded`,
+    and `device` (experimental) in the memory of the GPU: bytes, or a fraction of what is free there."""
 
     pool: PoolConfig = field(default_factory=PoolConfig)
     node: TierConfig = field(default_factory=lambda: TierConfig(capacity=0.8))
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    device: TierConfig = field(default_factory=TierConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,6 @@ from dalipipe.order.hashing import uniforms
 from dalipipe.order.step import Bytes, Sample, Step
 from dalipipe.telemetry import Recorder, Stage
 
-Pixels = npt.NDArray[np.uint8]
-
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
@@ -34,9 +32,9 @@ class Intake:
     ids: int64 [b]. valid: bool [b]. fields: name -> b byte views. sizes: int32 [b, 2], upright height and width.
     windows: None until planned; strengths: arguments of the augmentation by name; draws: float32 [b, d], the uniform
     numbers. gone: rows that leave the batch at the next `plan`. whole: ids of JPEGs that only decode at full size.
-    is_fed: whether DALI has some of its rows. found: by id, images (uint8 [h, w, 3]) that were decoded before. in_full:
-    whether DALI decodes whole images, to be kept, instead of windows. near_at: when its bytes were near, on
-    time.perf_counter's clock.
+    is_fed: whether DALI has some of its rows. found: by id, images that were decoded before (uint8 [h, w, 3], or slots
+    of the device tier). in_full: whether DALI decodes whole images, to be kept, instead of windows. near_at: when its
+    bytes were near, on time.perf_counter's clock.
     """
 
     step: Step
@@ -51,7 +49,7 @@ class Intake:
     gone: set[int] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
     is_fed: bool = False
-    found: dict[int, Pixels] = field(default_factory=dict)
+    found: dict[int, Any] = field(default_factory=dict)
     in_full: bool = False
     lent: list[weakref.ref[Bytes]] = field(default_factory=list)
 

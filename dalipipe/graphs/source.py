@@ -29,6 +29,7 @@ from dalipipe.telemetry import Recorder, Stage
 
 if TYPE_CHECKING:
     from dalipipe.cache.decoded import DecodedSamples
+    from dalipipe.graphs.device.tier import DeviceTier
 
 _ASSEMBLE_TIMEOUT_S = 120.0
 _CLOSE_WAIT_S = 1.5
@@ -51,6 +52,7 @@ def open_source(
     origin: Callable[[int], Origin] | None = None,
     size_hint: SizeHint = None,
     kept: DecodedSamples | None = None,
+    tier: DeviceTier | None = None,
 ) -> BatchSource:
     """Opens the source of decoded batches over a prefetcher, which it closes with itself.
 
@@ -67,6 +69,7 @@ def open_source(
         origin: tells where a sample comes from, for messages and `quarantine.jsonl`.
         size_hint: height and width of the largest images, in pixels, for which a GPU's decoder sets memory aside.
         kept: images decoded before, on the CPU: they are not decoded again, and others are put there.
+        tier: keeps decoded images in the device's memory and finishes batches there.
 
     Raises:
         ConfigError: a value that can never work.
@@ -99,6 +102,7 @@ def open_source(
         size_hint=size_hint,
         recorder=recorder,
         kept=kept,
+        tier=tier,
     )
 
 
@@ -122,8 +126,10 @@ class LocalSource:
         size_hint: SizeHint,
         recorder: Recorder,
         kept: DecodedSamples | None = None,
+        tier: DeviceTier | None = None,
     ) -> None:
         self._kept = kept
+        self._tier = tier
         self._prefetcher = prefetcher
         self._graph = graph
         self._desk = desk
@@ -141,9 +147,9 @@ class LocalSource:
         self._started = False
         backends: tuple[Backend, ...] = ("cpu",) if device_id is None else ("mixed", "host")
         # A lane that asks for inputs ahead would wait for a step with something left to decode, perhaps for ever.
-        self._lane = self._new_lane(backends[0], queue_depth if kept is None else 1)
+        self._lane = self._new_lane(backends[0], queue_depth if kept is None and tier is None else 1)
         self._assembler: Assembler | None = None
-        if device_id is None and graph.name != "image_raw" and not is_custom(graph.name):
+        if device_id is None and tier is None and graph.name != "image_raw" and not is_custom(graph.name):
             self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, kept=kept)
         self._salvage = Salvage(
             desk,
@@ -217,6 +223,10 @@ class LocalSource:
 
     def _next_pixels(self) -> tuple[Intake, Any]:
         """The next step and its pixels: for a CPU batch the tensor, else DALI's tensor lists, None for no samples."""
+        if self._tier is not None:
+            intake, decoded = self._decode()
+            fed = self._salvage.fed(intake)
+            return intake, self._tier.assemble(decoded, intake, fed) if len(intake) else None
         if self._assembler is None:
             return self._decode()
         # The very first batch is not made to wait for the decode of the second.
@@ -282,6 +292,8 @@ class LocalSource:
         self._fifo.append(intake)
         if self._kept is not None:
             self._find(intake, self._kept)
+        if self._tier is not None:
+            self._tier.seek(intake)
         rows = self._salvage.fed(intake)
         intake.is_fed = bool(rows)
         if rows:
@@ -300,7 +312,7 @@ class LocalSource:
 
     def _new_lane(self, backend: Backend, queue_depth: int) -> Lane:
         return Lane(
-            self._graph,
+            self._graph if self._tier is None else self._tier.lane_graph,
             backend,
             num_threads=self._num_threads,
             queue_depth=queue_depth,

@@ -166,8 +166,9 @@ class Loader:
             "bytes_written": by("bytes_written", _WRITTEN_TIERS),
             "blocks": {"near": int(seen.get("blocks_hit.node", 0)), "far": int(seen.get("blocks_missed", 0))},
             "decoded": {
-                "found": int(seen.get("samples_hit.decoded", 0)),
-                "kept": int(seen.get("samples_kept.decoded", 0)),
+                "found": sum(counts("samples_hit.decoded", "samples_hit.device").values()),
+                "kept": sum(counts("samples_kept.decoded", "samples_kept.device").values()),
+                "gave_way": int(seen.get("device_gave_way", 0)),
             },
             "state": {"published": int(seen.get("state_published", 0)), "failed": int(seen.get("state_failures", 0))},
             "stage_s": {stage.value: seen.get(f"stage_s.{stage.value}", 0.0) for stage in Stage},

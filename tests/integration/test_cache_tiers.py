@@ -112,7 +112,7 @@ def test_a_second_job_decodes_nothing_again(packed: Path, tmp_path: Path) -> Non
             return pixels, loader.stats()
 
     plain, stats = epoch(tmp_path / "plain", "shuffle.seed=5")
-    assert stats["decoded"] == {"found": 0, "kept": 0}
+    assert stats["decoded"] == {"found": 0, "kept": 0, "gave_way": 0}
     first, stats = epoch(tmp_path / "kept", *kept)
     assert stats["decoded"]["kept"] == NUM_IMAGES
     second, stats = epoch(tmp_path / "kept", *kept)
@@ -127,3 +127,10 @@ def test_a_second_job_decodes_nothing_again(packed: Path, tmp_path: Path) -> Non
 def test_decoded_samples_where_no_graph_takes_them_are_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cache\.tiers\.memory\.decoded .*jpeg_scale=off"):
         load(packed, tmp_path, "cache.tiers.memory.decoded=0.5", "graph.jpeg_scale=auto")
+
+
+def test_the_device_tier_needs_a_gpu(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cache\.tiers\.device\.capacity=1G needs a GPU, and device=cpu"):
+        load(packed, tmp_path, "cache.tiers.device.capacity=1G")
+    with load(packed, tmp_path) as loader:
+        assert loader.release_device_cache() == 0

@@ -13,6 +13,7 @@ from dalipipe.cache.decoded import DecodedSamples
 from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
+from dalipipe.graphs.device.tier import DeviceTier
 from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Sample, Step
@@ -141,6 +142,7 @@ def open_memory(
     recorder: Recorder | None = None,
     origin: Callable[[int], Origin] | None = None,
     kept: DecodedSamples | None = None,
+    tier: DeviceTier | None = None,
 ) -> BatchSource:
     """A source on the CPU with small images."""
     return open_source(
@@ -156,4 +158,5 @@ def open_memory(
         recorder=recorder or Recorder(),
         origin=origin,
         kept=kept,
+        tier=tier,
     )
