@@ -45,9 +45,8 @@ class DecodedBlock:
     def __init__(self, batch: pa.RecordBatch, tier: str) -> None:
         self.tier = tier
         self.ids: npt.NDArray[np.int64] = batch.column("id").to_numpy()
-        self._shapes = np.stack(
-            [batch.column(name).to_numpy() for name in ("height", "width", "channels")], axis=1
-        ).tolist()
+        sides = (batch.column(name).to_numpy().tolist() for name in ("height", "width", "channels"))
+        self._shapes = list(zip(*sides, strict=True))
         _, offsets, pixels = batch.column("pixels").buffers()
         self._offsets = np.frombuffer(offsets, np.int64)
         self._pixels = np.frombuffer(pixels if pixels is not None else b"", np.uint8)
