@@ -1,6 +1,6 @@
 """What do the cache's policies and its read path cost and save?
 
-Run: python benchmarks/cache.py [--quick] [--only hits,hot,path,decoded]
+Run: python benchmarks/cache.py [--quick] [--only hits,hot,path,decoded,kept]
 
 Everything is real: shards in a folder, the order, the prefetcher's threads, the cache on the disk of --dir. Decode
 and training are left out. "lake" counts blocks that were read from the shards; a hit is a block visit that did not.
@@ -15,6 +15,7 @@ import mmap
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +26,16 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersConfig
-from dalipipe.cache.decoded import DecodedBlocks
+from dalipipe.cache.decoded import DecodedBlocks, DecodedSamples
 from dalipipe.cache.open import open_cache
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.warm import warm
 from dalipipe.demo.lake import shipped_photos
+from dalipipe.graphs.config import GraphConfig, QuarantineConfig
+from dalipipe.graphs.source import open_source
 from dalipipe.order import EpochOrder, ShuffleConfig, epoch_order
 from dalipipe.order.repeat import Repeat
 from dalipipe.prefetch.config import PrefetchConfig
@@ -42,6 +47,7 @@ from dalipipe.shards.tar import TarWriter
 from dalipipe.storage.local import LocalStore
 from dalipipe.storage.store import StorageConfig
 from dalipipe.telemetry import Recorder
+from tests.unit.graphs.steps import MemoryPrefetcher
 
 BLOCK_SAMPLES, BATCH_SIZE = 8, 64
 JPEG_SIZE = (500, 375)
@@ -357,11 +363,63 @@ def show_decoded(_root: Path, quick: bool) -> None:
     print(f"  blocks decoded by job 1: {num_decoded}, by job 2: {num_again}")
 
 
+def kept_job(out: object, root: Path | None, jpegs: list[bytes], num_epochs: int) -> None:
+    """Makes batches of `num_epochs`, decoded images kept below `root` (None = not kept); puts the seconds of each."""
+    memory = MemoryConfig(dir=str(root), decoded="8G", keep=True)
+    config = CacheConfig(dir=str(root), tiers=TiersConfig(memory=memory))
+    recorder, epochs_s = Recorder(), []
+    kept = None if root is None else DecodedSamples(config, "0" * 32, recorder=recorder)
+    source = open_source(
+        MemoryPrefetcher(jpegs, BATCH_SIZE),
+        graph=GraphConfig(),
+        quarantine=QuarantineConfig(),
+        fields=["image", "label"],
+        seed=0,
+        device="cpu",
+        queue_depth=2,
+        num_samples=len(jpegs),
+        run_dir=None,
+        recorder=recorder,
+        kept=kept,
+    )
+    for _ in range(num_epochs):
+        begun_s = time.perf_counter()
+        for _ in range(len(jpegs) // BATCH_SIZE):
+            next(source)
+        epochs_s.append(time.perf_counter() - begun_s)
+    source.close()
+    if kept is not None:
+        kept.close()
+    out.put(epochs_s)  # type: ignore[attr-defined]
+
+
+def show_kept(_root: Path, quick: bool) -> None:
+    """What `cache.tiers.memory.decoded` saves image_train on the CPU."""
+    jpegs = make_jpegs(512 if quick else 2048)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        context = multiprocessing.get_context("spawn")
+
+        def job(root: Path | None, num_epochs: int) -> list[float]:
+            out = context.Queue()
+            process = context.Process(target=kept_job, args=(out, root, jpegs, num_epochs))
+            process.start()
+            epochs_s: list[float] = out.get(timeout=600)
+            process.join(30)
+            return epochs_s
+
+        (*_, plain), (first, second), (other,) = job(None, 2), job(Path(memory), 2), job(Path(memory), 1)
+    print(f"image_train at 224 from {len(jpegs)} JPEGs of {JPEG_SIZE[0]} x {JPEG_SIZE[1]}, {os.cpu_count()} CPUs")
+    rows = (("not kept", plain), ("job 1, epoch 1", first), ("job 1, epoch 2", second), ("job 2, epoch 1", other))
+    for name, wall_s in rows:
+        print(f"  {name}: {len(jpegs) / wall_s:8.0f} images/s ({plain / wall_s:.2f} x not kept)")
+
+
 SHOWS: dict[str, Callable[[Path, bool], None]] = {
     "hits": show_hits,
     "hot": show_hot,
     "path": show_path,
     "decoded": show_decoded,
+    "kept": show_kept,
 }
 
 

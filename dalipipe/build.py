@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dalipipe.cache.contract import Cache
+    from dalipipe.cache.decoded import DecodedSamples
     from dalipipe.cache.open import Readers
     from dalipipe.cache.warm import WarmReport
     from dalipipe.coordination.contract import Coordinator
@@ -82,13 +83,18 @@ class Loader(_Loader):
     """
 
     def __init__(self, cfg: LoadConfig, *, world: World | None = None) -> None:
-        from dalipipe.graphs.limits import check_config
+        from dalipipe.cache.decoded import wants_decoded
+        from dalipipe.graphs.device.tier import open_device_tier
+        from dalipipe.graphs.limits import check_config, check_kept
 
         world = world or detect_world()
         _check(cfg)
         check_config(cfg.graph, cfg.quarantine, cfg.data.fields, cfg.prefetch.queue_depth)
         device = choose_device(cfg.device, world)
+        if wants_decoded(cfg.cache):
+            check_kept(cfg.graph, str(device))
         recorder = Recorder()
+        tier = open_device_tier(cfg.graph, str(device), cfg.cache.tiers.device.capacity, recorder)
         store, manifest, parts = open_dataset(cfg, recorder)
         _check_fields(cfg.data, parts)
         resumed = find_state(cfg)
@@ -111,6 +117,7 @@ class Loader(_Loader):
 
         readers = cache_readers(order(0).signature, manifest.shape, world, replicas=cfg.loader.replicas)
         cache = open_cache(manifest, store, cfg.cache, recorder, pool=open_pool(cfg), readers=readers)
+        kept = open_decoded(cfg, manifest, recorder)
         coordinator = open_coordinator(cfg, world, order(0), manifest, cache)
         slots = coordinator.slots(global_batch_size)
 
@@ -146,6 +153,8 @@ class Loader(_Loader):
                     local_ranks=world.local_world_size,
                     origin=partial(origin_of, manifest),
                     size_hint=largest_image(manifest) if device.type == "cuda" else None,
+                    kept=kept,
+                    tier=tier,
                 )
             except BaseException:
                 prefetcher.close()
@@ -162,9 +171,10 @@ class Loader(_Loader):
             timeout_s=cfg.prefetch.timeout_s,
             recorder=recorder,
             publisher=open_publisher(cfg, world, recorder),
-            owned=(store, cache, coordinator),
+            owned=(store, cache, coordinator, *(one for one in (kept, tier) if one is not None)),
         )
         self.manifest = manifest
+        self._tier = tier
         try:
             self._watch(cfg, recorder, world)
         except BaseException:
@@ -176,6 +186,16 @@ class Loader(_Loader):
             except BaseException:
                 self.close()
                 raise
+
+    def release_device_cache(self, num_bytes: int | None = None) -> int:
+        """Gives GPU memory of `cache.tiers.device` back to the model; see `DeviceTier.release`. From any thread.
+
+        Args:
+            num_bytes: at least so many; None = all.
+
+        Returns: the bytes that were freed; 0 where there is no such tier.
+        """
+        return 0 if self._tier is None else self._tier.release(num_bytes)
 
     def _watch(self, cfg: LoadConfig, recorder: Recorder, world: World) -> None:
         from dalipipe.metrics.attach import watch
@@ -313,6 +333,18 @@ def warm_cache(
     store, manifest, _ = open_dataset(cfg, recorder)
     with closing(store), closing(open_cache(manifest, store, cache, recorder, pool=open_pool(cfg))) as opened:
         return warm(opened, manifest, threads=threads, progress=progress)
+
+
+def open_decoded(cfg: LoadConfig, manifest: Manifest, recorder: Recorder) -> DecodedSamples | None:
+    """The decoded samples in the node's memory, where `cache.tiers.memory.decoded` asks for them.
+
+    Raises:
+        ConfigError: the budget is no size.
+        CacheError: their folder cannot be made.
+    """
+    from dalipipe.cache.decoded import DecodedSamples, wants_decoded
+
+    return DecodedSamples(cfg.cache, manifest.identity, recorder=recorder) if wants_decoded(cfg.cache) else None
 
 
 def open_coordinator(cfg: LoadConfig, world: World, order: EpochOrder, manifest: Manifest, cache: Cache) -> Coordinator:

@@ -4,7 +4,8 @@
     python -m benchmarks.gpu --device cpu --quick          the same lines on DALI's CPU operators: a dry run
 
 Sections: environment, tests marked `gpu`, pixels against the CPU path, recovery from bad images, pointers, hand-over,
-sweep against raw DALI, training. Results are written after each one: a run that is cut short leaves what it had.
+sweep against raw DALI, the device tier (needs CuPy), training. Results are written after each one: a run that is cut
+short leaves what it had.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import checks, report, speed
+from benchmarks.gpu import checks, device, report, speed
 from benchmarks.gpu.kit import Kit, make_images
 
 _SPARE_S = 20.0
@@ -63,6 +64,7 @@ def _run_all(kit: Kit, args: argparse.Namespace, began: float) -> dict[str, Any]
         "pointers": checks.pointers,
         "hand_over": speed.hand_over,
         "sweep": speed.sweep,
+        "device_tier": device.device_tier,
         "training": _training,
     }
     results: dict[str, Any] = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
+from dalipipe.graphs.device.tier import DeviceTier
 from dalipipe.graphs.source import open_source
 from dalipipe.telemetry import Recorder
 from tests.support.images import jpeg_bytes
@@ -62,7 +63,14 @@ def make_images(count: int, threads: int) -> list[bytes]:
 
 @contextmanager
 def source(
-    kit: Kit, images: list[bytes], graph: GraphConfig, *, device: str | None = None, depth: int = 2, seed: int = 3
+    kit: Kit,
+    images: list[bytes],
+    graph: GraphConfig,
+    *,
+    device: str | None = None,
+    depth: int = 2,
+    seed: int = 3,
+    tier: DeviceTier | None = None,
 ) -> Iterator[BatchSource]:
     """The package's own source of batches over images in memory."""
     opened = open_source(
@@ -76,6 +84,7 @@ def source(
         num_samples=len(images),
         run_dir=None,
         recorder=Recorder(),
+        tier=tier,
     )
     try:
         yield opened

@@ -37,15 +37,20 @@ class MemoryConfig:
     """Use huge pages, where the file system of `dir` is mounted with `huge=` or the host's default allows them."""
     keep: bool = False
     """Leave the blocks there when the last job ends, for the next one. Memory stays taken until `cache clear`."""
+    decoded: int | float | str = 0
+    """Decoded images beside the encoded blocks, with a budget of their own: bytes, or a fraction of what is free. 0 =
+    none. For the CPU path of `image_train`, `image_eval` and `multimodal`; pixels are the same with and without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiersConfig:
-    """`cache.tiers.*`: exclusive, the nearest first: memory, node, pool."""
+    """`cache.tiers.*`: exclusive, the nearest first: memory, node, pool. Beside them decoded images: `memory.decoded`,
+    and `device` (experimental) in the memory of the GPU: bytes, or a fraction of what is free there."""
 
     pool: PoolConfig = field(default_factory=PoolConfig)
     node: TierConfig = field(default_factory=lambda: TierConfig(capacity=0.8))
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    device: TierConfig = field(default_factory=TierConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

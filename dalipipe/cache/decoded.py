@@ -16,7 +16,8 @@ import numpy.typing as npt
 from dalipipe.cache.blockstore import LOCKS_NAME, TRAILER_BYTES, BlockStore
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.folders import free_bytes, memory_folder
-from dalipipe.cache.locks import lock_set, stay_alive
+from dalipipe.cache.inspect import drop_blocks
+from dalipipe.cache.locks import lock_set, lock_unused, stay_alive
 from dalipipe.cache.usage import USAGE_NAME
 from dalipipe.errors import CacheError, ConfigError
 from dalipipe.telemetry import Recorder
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]
 Decode = Callable[[], tuple[npt.NDArray[np.int64], Sequence[Pixels]]]
 
+DECODED_KEY = "cache.tiers.memory.decoded"
 _ACCOUNT_WAIT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -43,9 +45,8 @@ class DecodedBlock:
     def __init__(self, batch: pa.RecordBatch, tier: str) -> None:
         self.tier = tier
         self.ids: npt.NDArray[np.int64] = batch.column("id").to_numpy()
-        self._shapes = np.stack(
-            [batch.column(name).to_numpy() for name in ("height", "width", "channels")], axis=1
-        ).tolist()
+        sides = (batch.column(name).to_numpy().tolist() for name in ("height", "width", "channels"))
+        self._shapes = list(zip(*sides, strict=True))
         _, offsets, pixels = batch.column("pixels").buffers()
         self._offsets = np.frombuffer(offsets, np.int64)
         self._pixels = np.frombuffer(pixels if pixels is not None else b"", np.uint8)
@@ -68,7 +69,10 @@ class DecodedBlocks:
     Args:
         identity: of the data set.
         recipe: a short name of how samples were decoded; other recipes never meet.
-        capacity: bytes, or a fraction of what memory is free.
+        capacity: bytes, or a fraction of what memory is free. key: what messages call it.
+        unit: what a file holds, for the counters: `blocks` or `samples`.
+        keep: leave the files when the last process closes; else they are dropped then.
+        probe: for tests, see `publish`.
 
     Raises:
         ConfigError: the recipe is no plain name, or the capacity no size.
@@ -83,6 +87,10 @@ class DecodedBlocks:
         recipe: str,
         capacity: int | float | str,
         recorder: Recorder,
+        key: str = "capacity",
+        unit: str = "blocks",
+        keep: bool = True,
+        probe: Callable[[str], None] = lambda _point: None,
     ) -> None:
         if not recipe.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"recipe={recipe!r} must be of letters, digits, '-' and '_': it names a folder")
@@ -95,13 +103,21 @@ class DecodedBlocks:
                 "cache.tiers.memory.dir"
             ) from error
         room_bytes = free_bytes(folder, "memory")
-        self.budget_bytes = min(parse_capacity(capacity, room_bytes, "capacity"), room_bytes)
-        self._blocks = BlockStore(folder)
+        self.budget_bytes = min(parse_capacity(capacity, room_bytes, key), room_bytes)
+        self._blocks = BlockStore(folder, probe=probe)
         self._account = folder / USAGE_NAME
         self._wait_s = config.wait_s
         self._recorder = recorder
         self._lease = stay_alive(folder / LOCKS_NAME)
+        self._unit = unit
+        self._stays = keep
+        self._largest_bytes = 0
         self._warned = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another file as large as the largest so far would be kept."""
+        return self._used_bytes() + self._largest_bytes < self.budget_bytes
 
     def contains(self, block: int) -> bool:
         """Whether the block's decoded samples are here."""
@@ -117,14 +133,14 @@ class DecodedBlocks:
             CacheTimeoutError: another process has been decoding the block for longer than `cache.wait_s`.
         """
         while True:
-            found = self._open(block)
+            found = self.find(block)
             if found is not None:
                 return found
             lock = self._blocks.lock(block, self._wait_s)
             if lock is None:
                 continue
             try:
-                found = self._open(block)
+                found = self.find(block)
                 if found is not None:
                     return found
                 batch = _to_batch(*decode())
@@ -135,11 +151,23 @@ class DecodedBlocks:
                 lock.release()
 
     def close(self) -> None:
-        """Ends this process's use; views stay valid, and the samples here until `cache clear`. Idempotent."""
-        if self._lease is not None:
-            self._lease.release()
+        """Ends this process's use; views stay valid. With `keep` the files stay until `cache clear`. Idempotent."""
+        if self._lease is None:
+            return
+        self._lease.release()
+        self._lease = None
+        unused = None if self._stays else lock_unused(self._blocks.locks)
+        if unused is not None:  # the last process of the node that used it
+            drop_blocks(self._blocks.folder)
+            unused.release()
 
-    def _open(self, block: int) -> DecodedBlock | None:
+    def keep(self, block: int, ids: npt.NDArray[np.int64], images: Sequence[Pixels]) -> None:
+        """Puts decoded samples here as `get` does, as far as the budget goes."""
+        if not self.contains(block):
+            self._keep(block, _to_batch(ids, images))
+
+    def find(self, block: int) -> DecodedBlock | None:
+        """The block's decoded samples where they are here and sound."""
         import pyarrow as pa
 
         path = self._blocks.path(block)
@@ -150,7 +178,7 @@ class DecodedBlocks:
         memory = self._blocks.open(block, num_bytes)
         if memory is None:
             return None
-        self._recorder.add("blocks_hit.decoded")
+        self._recorder.add(f"{self._unit}_hit.decoded")
         self._recorder.add("bytes_read.memory", num_bytes)
         return DecodedBlock(pa.ipc.open_file(pa.py_buffer(memory)).get_batch(0), "memory")
 
@@ -165,12 +193,21 @@ class DecodedBlocks:
         if lock is None:
             return
         try:
-            used_bytes = self._used_bytes()
-            if used_bytes + len(data) > self.budget_bytes:
+            if self.contains(block):  # another process was faster
+                return
+            used_bytes, num_bytes = self._used_bytes(), len(data) + TRAILER_BYTES
+            self._largest_bytes = max(self._largest_bytes, num_bytes)
+            if used_bytes + num_bytes > self.budget_bytes:
                 self._say_full()
                 return
-            self._blocks.write(block, data)
-            self._account.write_bytes((used_bytes + len(data)).to_bytes(8, "little"))
+            # Before the file: a process killed between the two has counted too much, never too little.
+            self._account.write_bytes((used_bytes + num_bytes).to_bytes(8, "little"))
+            try:
+                self._blocks.write(block, data)
+                self._recorder.add(f"{self._unit}_kept.decoded")
+            except OSError:
+                self._account.write_bytes(used_bytes.to_bytes(8, "little"))
+                raise
         except OSError as error:
             self._recorder.add("memory_write_failures")
             _log.warning("decoded samples of block %d were not kept in %s: %s", block, self._blocks.folder, error)
@@ -188,10 +225,73 @@ class DecodedBlocks:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "decoded samples use their budget of %s in %s: further blocks are decoded each time",
+                "decoded samples use their budget of %s in %s: further %s are decoded each time",
                 format_bytes(self.budget_bytes),
                 self._blocks.folder,
+                self._unit,
             )
+
+
+class DecodedSamples:
+    """Whole decoded images by sample id, as `cache.tiers.memory.decoded` says; a file each, shared by the node.
+
+    A step mixes samples of many blocks and needs none of them whole, so here a file holds one sample.
+
+    Args:
+        identity: of the data set.
+        probe: for tests.
+
+    Raises:
+        ConfigError: the budget is no size.
+        CacheError: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        identity: str,
+        *,
+        recorder: Recorder,
+        probe: Callable[[str], None] = lambda _point: None,
+    ) -> None:
+        self._files = DecodedBlocks(
+            config,
+            identity,
+            recipe="rgb8-samples",
+            capacity=config.tiers.memory.decoded,
+            recorder=recorder,
+            key=DECODED_KEY,
+            unit="samples",
+            keep=config.tiers.memory.keep,
+            probe=probe,
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another image as large as the largest so far would be kept."""
+        return self._files.has_room
+
+    def find(self, sample_id: int) -> Pixels | None:
+        """The image, uint8 [height, width, 3], upright and read-only, where it is here; no copy."""
+        found = self._files.find(sample_id)
+        return None if found is None else found.image(0)
+
+    def keep(self, sample_id: int, image: Pixels) -> None:
+        """Puts an image here as far as the budget goes. image: as `find` gives it."""
+        self._files.keep(sample_id, np.array([sample_id], np.int64), [image])
+
+    def close(self) -> None:
+        """Ends this process's use; views stay valid. Idempotent."""
+        self._files.close()
+
+
+def wants_decoded(config: CacheConfig) -> bool:
+    """Whether the configuration asks for decoded samples in memory.
+
+    Raises:
+        ConfigError: the budget is no size.
+    """
+    return parse_capacity(config.tiers.memory.decoded, 2**62, DECODED_KEY) > 0
 
 
 def _to_batch(ids: npt.NDArray[np.int64], images: Sequence[Pixels]) -> Any:

@@ -20,12 +20,20 @@ from dalipipe.telemetry import Recorder, Stage
 if TYPE_CHECKING:
     import torch
 
+    from dalipipe.cache.decoded import DecodedSamples
+
 
 class Assembler:
-    """Makes image batches, one at a time; the uint8 buffer between the two steps is used again for each."""
+    """Makes image batches, one at a time; the uint8 buffer between the two steps is used again for each.
 
-    def __init__(self, graph: GraphConfig, *, num_threads: int, recorder: Recorder) -> None:
+    kept: where images that DALI decoded whole are put.
+    """
+
+    def __init__(
+        self, graph: GraphConfig, *, num_threads: int, recorder: Recorder, kept: DecodedSamples | None = None
+    ) -> None:
         self._graph = graph
+        self._kept = kept
         self._num_threads = num_threads
         self._recorder = recorder
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="dalipipe-resize")
@@ -41,7 +49,8 @@ class Assembler:
 
         Args:
             decoded: the outputs of the lane: the rows of `fed` as uint8 HWC; None where there are none.
-            fed: rows that DALI decoded, in order; the others are JPEGs that are decoded here, at a scale.
+            fed: rows that DALI decoded, in order; the others were decoded before, or are JPEGs that are decoded here,
+                at a scale.
 
         Returns: [b, 3, size, size] in the dtype and memory layout of the graph; a buffer of its own.
 
@@ -88,12 +97,11 @@ class Assembler:
         def work() -> None:
             with self._recorder.span(Stage.RESIZE), torch.inference_mode():
                 while (row := next(rows)) < num and not self._stop.is_set():
-                    whole = row in images
-                    image = _tensor(images[row]) if whole else self._scaled(intake, windows, row)
+                    image, factor = self._window(images, intake, windows, row)
                     if image is None:
                         failed.append(row)
                         continue
-                    scale = windows.scale[row] / (1 if whole else windows.reduce[row])
+                    scale = windows.scale[row] / factor
                     self._resize_one(image, pixels[row], windows, row, scale.tolist())
 
         for future in [self._pool.submit(work) for _ in range(min(self._num_threads, num))]:
@@ -103,6 +111,27 @@ class Assembler:
         if failed:
             raise ScaledDecodeError(sorted(failed))
         return pixels
+
+    def _window(
+        self, images: dict[int, Any], intake: Intake, windows: Windows, row: int
+    ) -> tuple[torch.Tensor | None, int]:
+        """The decoded window of a row, and by how much it is smaller; None for a JPEG that fails at its scale."""
+        import torch
+
+        sample_id = int(intake.ids[row])
+        (top, left), (height, width) = windows.start[row].tolist(), windows.shape[row].tolist()
+        window = (slice(top, top + height), slice(left, left + width))
+        if sample_id in intake.found:
+            # A copy: torch takes no read-only memory, and the window must be contiguous.
+            return torch.from_numpy(intake.found[sample_id][window].copy()), 1
+        if row not in images:
+            return self._scaled(intake, windows, row), int(windows.reduce[row])
+        image = _tensor(images[row])
+        if not intake.in_full:
+            return image, 1
+        if self._kept is not None:
+            self._kept.keep(sample_id, image.numpy())
+        return image[window].contiguous(), 1
 
     def _scaled(self, intake: Intake, windows: Windows, row: int) -> torch.Tensor | None:
         start, shape = windows.start[row].tolist(), windows.shape[row].tolist()

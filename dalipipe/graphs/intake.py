@@ -32,7 +32,9 @@ class Intake:
     ids: int64 [b]. valid: bool [b]. fields: name -> b byte views. sizes: int32 [b, 2], upright height and width.
     windows: None until planned; strengths: arguments of the augmentation by name; draws: float32 [b, d], the uniform
     numbers. gone: rows that leave the batch at the next `plan`. whole: ids of JPEGs that only decode at full size.
-    is_fed: whether DALI has some of its rows. near_at: when its bytes were near, on time.perf_counter's clock.
+    is_fed: whether DALI has some of its rows. found: by id, images that were decoded before (uint8 [h, w, 3], or slots
+    of the device tier). in_full: whether DALI decodes whole images, to be kept, instead of windows. near_at: when its
+    bytes were near, on time.perf_counter's clock.
     """
 
     step: Step
@@ -47,6 +49,8 @@ class Intake:
     gone: set[int] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
     is_fed: bool = False
+    found: dict[int, Any] = field(default_factory=dict)
+    in_full: bool = False
     lent: list[weakref.ref[Bytes]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -63,6 +67,10 @@ class Intake:
         rows = np.flatnonzero(self.windows.reduce > 1).tolist()
         return [row for row in rows if int(self.ids[row]) not in self.whole and is_jpeg(self.images[row])]
 
+    def decoded_before(self) -> list[int]:
+        """The rows whose images are in `found`."""
+        return [row for row, sample_id in enumerate(self.ids.tolist()) if sample_id in self.found]
+
     def graph_inputs(self, size: int, rows: Sequence[int]) -> dict[str, Any]:
         """What the graph is fed with for `rows`, by name. size: of the output, in pixels.
 
@@ -73,10 +81,13 @@ class Intake:
         self.lent += [weakref.ref(view) for view in views]
         which = np.asarray(rows, np.int64)
         begin, end = self.windows.region(size, which)
+        start, shape = self.windows.start[which], self.windows.shape[which]
+        if self.in_full:
+            start, shape = np.zeros_like(start), self.sizes[which]
         return {
             "image": views,
-            "start": self.windows.start[which],
-            "shape": self.windows.shape[which],
+            "start": start,
+            "shape": shape,
             "roi_start": begin,
             "roi_end": end,
             "mirror": self.windows.mirror[which],
@@ -95,6 +106,7 @@ class Intake:
         """Lets the step's views go, unless DALI still holds some: then nothing happens and the answer is False."""
         if any(reference() is not None for reference in self.lent):
             return False
+        self.found.clear()
         for views in (*self.fields.values(), *self.step.fields.values()):
             views.clear()
         self.step.release()

@@ -76,6 +76,21 @@ def check_config(graph: GraphConfig, quarantine: QuarantineConfig, fields: Seque
         check_custom(graph, "cpu")
 
 
+def check_kept(graph: GraphConfig, device: str) -> None:
+    """Refuses decoded samples in memory where no graph would take them.
+
+    Raises:
+        ConfigError: says which key stands against it.
+    """
+    key, valid = "cache.tiers.memory.decoded", ("image_train", "image_eval", "multimodal")
+    if device_number(device) is not None:
+        raise ConfigError(f"{key} is for device=cpu, not {device}: there the card decodes; set it to 0")
+    if graph.name not in valid:
+        raise ConfigError(f"{key} is for graph.name={', '.join(valid)}, not {graph.name}")
+    if graph.jpeg_scale != "off":
+        raise ConfigError(f"{key} keeps whole images: give it with graph.jpeg_scale=off, not {graph.jpeg_scale}")
+
+
 def _check_fields(graph: GraphConfig, fields: Sequence[str]) -> None:
     _require("image" in fields, "data.fields", list(fields), f"with 'image' in it for graph={graph.name}")
     _require("id" not in fields, "data.fields", list(fields), "without 'id': it always comes along")

@@ -50,8 +50,9 @@ class Salvage:
 
     def fed(self, intake: Intake) -> list[int]:
         """The rows that DALI decodes."""
-        scaled = set(intake.scaled()) if self._scales else set()
-        return [row for row in range(len(intake)) if row not in scaled]
+        others = set(intake.scaled()) if self._scales else set()
+        others.update(intake.decoded_before())
+        return [row for row in range(len(intake)) if row not in others]
 
     def decode(self, intake: Intake, error: RuntimeError) -> Any:
         """The outputs for a batch for which the graph gave `error`; None when DALI has nothing left to decode.

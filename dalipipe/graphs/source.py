@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
 from dalipipe.graphs.assemble import Assembler
@@ -19,13 +19,17 @@ from dalipipe.graphs.handover import HandOver
 from dalipipe.graphs.image import Backend, SizeHint
 from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane, release_memory
-from dalipipe.graphs.limits import check_config, device_number
+from dalipipe.graphs.limits import check_config, check_kept, device_number
 from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.quarantine import Quarantine
 from dalipipe.graphs.salvage import Salvage
 from dalipipe.graphs.scaled import ScaledDecodeError
 from dalipipe.order.step import Prefetcher
 from dalipipe.telemetry import Recorder, Stage
+
+if TYPE_CHECKING:
+    from dalipipe.cache.decoded import DecodedSamples
+    from dalipipe.graphs.device.tier import DeviceTier
 
 _ASSEMBLE_TIMEOUT_S = 120.0
 _CLOSE_WAIT_S = 1.5
@@ -47,6 +51,8 @@ def open_source(
     local_ranks: int = 1,
     origin: Callable[[int], Origin] | None = None,
     size_hint: SizeHint = None,
+    kept: DecodedSamples | None = None,
+    tier: DeviceTier | None = None,
 ) -> BatchSource:
     """Opens the source of decoded batches over a prefetcher, which it closes with itself.
 
@@ -62,6 +68,8 @@ def open_source(
         local_ranks: ranks that share this node's CPUs.
         origin: tells where a sample comes from, for messages and `quarantine.jsonl`.
         size_hint: height and width of the largest images, in pixels, for which a GPU's decoder sets memory aside.
+        kept: images decoded before, on the CPU: they are not decoded again, and others are put there.
+        tier: keeps decoded images in the device's memory and finishes batches there.
 
     Raises:
         ConfigError: a value that can never work.
@@ -69,6 +77,8 @@ def open_source(
     """
     device_id = device_number(device)
     check_config(graph, quarantine, fields, queue_depth)
+    if kept is not None:
+        check_kept(graph, device)
     num_threads = graph.num_threads or max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))
     guard = Quarantine(quarantine, num_samples=num_samples, run_dir=run_dir, recorder=recorder, origin=origin)
     desk = IntakeDesk(
@@ -91,6 +101,8 @@ def open_source(
         device_id=device_id,
         size_hint=size_hint,
         recorder=recorder,
+        kept=kept,
+        tier=tier,
     )
 
 
@@ -113,7 +125,11 @@ class LocalSource:
         device_id: int | None,
         size_hint: SizeHint,
         recorder: Recorder,
+        kept: DecodedSamples | None = None,
+        tier: DeviceTier | None = None,
     ) -> None:
+        self._kept = kept
+        self._tier = tier
         self._prefetcher = prefetcher
         self._graph = graph
         self._desk = desk
@@ -130,10 +146,11 @@ class LocalSource:
         self._failure: BaseException | None = None
         self._started = False
         backends: tuple[Backend, ...] = ("cpu",) if device_id is None else ("mixed", "host")
-        self._lane = self._new_lane(backends[0], queue_depth)
+        # A lane that asks for inputs ahead would wait for a step with something left to decode, perhaps for ever.
+        self._lane = self._new_lane(backends[0], queue_depth if kept is None and tier is None else 1)
         self._assembler: Assembler | None = None
-        if device_id is None and graph.name != "image_raw" and not is_custom(graph.name):
-            self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder)
+        if device_id is None and tier is None and graph.name != "image_raw" and not is_custom(graph.name):
+            self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, kept=kept)
         self._salvage = Salvage(
             desk,
             lambda backend: self._new_lane(backend, 1),
@@ -206,6 +223,10 @@ class LocalSource:
 
     def _next_pixels(self) -> tuple[Intake, Any]:
         """The next step and its pixels: for a CPU batch the tensor, else DALI's tensor lists, None for no samples."""
+        if self._tier is not None:
+            intake, decoded = self._decode()
+            fed = self._salvage.fed(intake)
+            return intake, self._tier.assemble(decoded, intake, fed) if len(intake) else None
         if self._assembler is None:
             return self._decode()
         # The very first batch is not made to wait for the decode of the second.
@@ -269,17 +290,29 @@ class LocalSource:
             step.release()
             raise
         self._fifo.append(intake)
+        if self._kept is not None:
+            self._find(intake, self._kept)
+        if self._tier is not None:
+            self._tier.seek(intake)
         rows = self._salvage.fed(intake)
         intake.is_fed = bool(rows)
         if rows:
             self._lane.push(intake.graph_inputs(self._graph.size, rows))
+
+    def _find(self, intake: Intake, kept: DecodedSamples) -> None:
+        """Looks up what was decoded before. The rest is decoded whole while there is room for it."""
+        for sample_id in set(intake.ids.tolist()):
+            image = kept.find(sample_id)
+            if image is not None:
+                intake.found[sample_id] = image
+        intake.in_full = kept.has_room
 
     def _retire(self) -> None:
         self._retired = [intake for intake in self._retired if not intake.release()]
 
     def _new_lane(self, backend: Backend, queue_depth: int) -> Lane:
         return Lane(
-            self._graph,
+            self._graph if self._tier is None else self._tier.lane_graph,
             backend,
             num_threads=self._num_threads,
             queue_depth=queue_depth,

@@ -165,6 +165,11 @@ class Loader:
             "bytes_read": by("bytes_read", _TIERS),
             "bytes_written": by("bytes_written", _WRITTEN_TIERS),
             "blocks": {"near": int(seen.get("blocks_hit.node", 0)), "far": int(seen.get("blocks_missed", 0))},
+            "decoded": {
+                "found": sum(counts("samples_hit.decoded", "samples_hit.device").values()),
+                "kept": sum(counts("samples_kept.decoded", "samples_kept.device").values()),
+                "gave_way": int(seen.get("device_gave_way", 0)),
+            },
             "state": {"published": int(seen.get("state_published", 0)), "failed": int(seen.get("state_failures", 0))},
             "stage_s": {stage.value: seen.get(f"stage_s.{stage.value}", 0.0) for stage in Stage},
         }

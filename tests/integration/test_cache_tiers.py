@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import dalipipe as dp
 from dalipipe.build import cache_readers
+from dalipipe.errors import ConfigError
 from dalipipe.order import ShuffleConfig
 from dalipipe.order.signature import order_signature
 from dalipipe.shards.shape import DataShape
@@ -94,3 +97,40 @@ def test_a_node_caches_its_lanes_and_shares_what_its_ranks_have_in_common(
     readers = cache_readers(signature, shape, world, replicas=replicas)
     assert (readers.node_share, readers.local_ranks) == expected
     assert readers.working_blocks == round(lanes * signature.window_blocks * expected[0])
+
+
+def test_a_second_job_decodes_nothing_again(packed: Path, tmp_path: Path) -> None:
+    kept = ("cache.tiers.memory.decoded=200MB", "cache.tiers.memory.keep=true", "shuffle.seed=5")
+
+    def epoch(root: Path, *overrides: str) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
+        with load(packed, root, *overrides) as loader:
+            pixels = {
+                i: image.clone()
+                for batch in loader
+                for i, image in zip(batch["id"].tolist(), batch["image"], strict=True)
+            }
+            return pixels, loader.stats()
+
+    plain, stats = epoch(tmp_path / "plain", "shuffle.seed=5")
+    assert stats["decoded"] == {"found": 0, "kept": 0, "gave_way": 0}
+    first, stats = epoch(tmp_path / "kept", *kept)
+    assert stats["decoded"]["kept"] == NUM_IMAGES
+    second, stats = epoch(tmp_path / "kept", *kept)
+    assert stats["decoded"]["found"] >= NUM_IMAGES
+    assert stats["decoded"]["kept"] == 0
+    assert stats["bytes_read"]["memory"] > NUM_IMAGES * 120 * 160 * 3
+    for pixels in (first, second):
+        assert pixels.keys() == plain.keys()
+        assert all(torch.equal(pixels[i], plain[i]) for i in plain)
+
+
+def test_decoded_samples_where_no_graph_takes_them_are_refused(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cache\.tiers\.memory\.decoded .*jpeg_scale=off"):
+        load(packed, tmp_path, "cache.tiers.memory.decoded=0.5", "graph.jpeg_scale=auto")
+
+
+def test_the_device_tier_needs_a_gpu(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cache\.tiers\.device\.capacity=1G needs a GPU, and device=cpu"):
+        load(packed, tmp_path, "cache.tiers.device.capacity=1G")
+    with load(packed, tmp_path) as loader:
+        assert loader.release_device_cache() == 0

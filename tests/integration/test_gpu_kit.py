@@ -53,9 +53,9 @@ def test_the_dry_run_from_a_bare_checkout(checkout: Path, tmp_path: Path) -> Non
     results = json.loads((out / "kit.json").read_text())
     sections = results["sections"]
     assert list(sections) == [
-        "environment", "gpu_tests", "pixels", "recovery", "pointers", "hand_over", "sweep", "training",
+        "environment", "gpu_tests", "pixels", "recovery", "pointers", "hand_over", "sweep", "device_tier", "training",
     ]  # fmt: skip
-    for name in ("pixels", "recovery", "pointers", "sweep"):
+    for name in ("pixels", "recovery", "pointers", "sweep", "device_tier"):
         assert sections[name]["ok"] is True, sections[name]
     # The twin of the GPU's graph shows the same crops; another seed's crops are nothing like them.
     assert sections["pixels"]["image_train"]["psnr_min_db"] > 45

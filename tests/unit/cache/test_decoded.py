@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from dalipipe.cache.config import CacheConfig, MemoryConfig, TiersConfig
-from dalipipe.cache.decoded import DecodedBlock, DecodedBlocks
+from dalipipe.cache.decoded import DecodedBlock, DecodedBlocks, DecodedSamples, wants_decoded
 from dalipipe.cache.inspect import clear, stat, verify
 from dalipipe.errors import ConfigError
 from dalipipe.telemetry import Recorder
@@ -155,3 +156,52 @@ def test_a_second_job_decodes_nothing(tmp_path: Path) -> None:
         check=True,
     )
     assert json.loads(done.stdout) == ["memory"] * 3
+
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.unit.cache.test_decoded import samples
+def stop(point):
+    if point == sys.argv[2]:
+        print(point, flush=True)
+        sys.stdin.read()
+samples(Path(sys.argv[1]), probe=stop).keep(7, np.zeros((40, 30, 3), np.uint8))
+"""
+
+
+def samples(root: Path, *, probe: Callable[[str], None] = lambda _point: None) -> DecodedSamples:
+    memory = MemoryConfig(dir=str(root / "memory"), decoded="10kB", keep=True)
+    cache = CacheConfig(dir=str(root), tiers=TiersConfig(memory=memory))
+    return DecodedSamples(cache, "a" * 32, recorder=Recorder(), probe=probe)
+
+
+@pytest.mark.parametrize("point", ["writing", "written", "linked"])
+def test_a_killed_writer_leaves_a_whole_sample_or_none_and_never_more_than_the_budget(
+    tmp_path: Path, point: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path), point], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline().decode().strip() == point
+        writer.kill()
+    image = np.full((40, 30, 3), 9, np.uint8)
+    kept = samples(tmp_path)
+    names = {path.name for path in (tmp_path / "memory").rglob("*") if path.is_file()}
+    assert names == ({"locks", "usage", "7"} if point == "linked" else {"locks", "usage"})
+    for sample_id in (7, 8, 9):
+        kept.keep(sample_id, image)  # no lock is left over
+    found = kept.find(7)
+    assert found is not None
+    assert (found == (0 if point == "linked" else 9)).all()
+    assert stat(config(tmp_path)).bytes <= 10_000
+    assert verify(config(tmp_path)).corrupt == 0
+
+
+def test_the_budget_of_decoded_samples_is_a_size() -> None:
+    assert not wants_decoded(CacheConfig())
+    assert wants_decoded(CacheConfig(tiers=TiersConfig(memory=MemoryConfig(decoded=0.1))))
+    with pytest.raises(ConfigError, match=r"cache\.tiers\.memory\.decoded"):
+        wants_decoded(CacheConfig(tiers=TiersConfig(memory=MemoryConfig(decoded="plenty"))))

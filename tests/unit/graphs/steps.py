@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dalipipe.cache.decoded import DecodedSamples
 from dalipipe.errors import ClosedError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import BatchSource
+from dalipipe.graphs.device.tier import DeviceTier
 from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Sample, Step
@@ -139,6 +141,8 @@ def open_memory(
     run_dir: Path | None = None,
     recorder: Recorder | None = None,
     origin: Callable[[int], Origin] | None = None,
+    kept: DecodedSamples | None = None,
+    tier: DeviceTier | None = None,
 ) -> BatchSource:
     """A source on the CPU with small images."""
     return open_source(
@@ -153,4 +157,6 @@ def open_memory(
         run_dir=run_dir,
         recorder=recorder or Recorder(),
         origin=origin,
+        kept=kept,
+        tier=tier,
     )
