@@ -147,7 +147,8 @@ class LocalSource:
         self._started = False
         backends: tuple[Backend, ...] = ("cpu",) if device_id is None else ("mixed", "host")
         # A lane that asks for inputs ahead would wait for a step with something left to decode, perhaps for ever.
-        self._lane = self._new_lane(backends[0], queue_depth if kept is None and tier is None else 1)
+        bypassed = kept is not None or tier is not None or graph.jpeg_scale != "off"
+        self._lane = self._new_lane(backends[0], 1 if bypassed else queue_depth)
         self._assembler: Assembler | None = None
         if device_id is None and tier is None and graph.name != "image_raw" and not is_custom(graph.name):
             self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, kept=kept)
