@@ -19,6 +19,7 @@ from dalipipe.storage.url import TEMPORARY_PREFIX, check_prefix, join_url, objec
 
 _COPY_BYTES = 8 << 20
 _PAGE_BYTES = 4096
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 _DONTNEED = os.POSIX_FADV_DONTNEED
 # O_NONBLOCK has no effect on files, but a FIFO that lies in the lake must not hang its reader.
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -190,15 +191,46 @@ def _listed(key: str, entry: os.DirEntry[str]) -> ObjectInfo:
 
 
 def _write_new(path: Path, data: bytes | memoryview | Path) -> None:
+    """Writes a new file, which has no name until it is whole, where the file system can do that: a killed writer then
+    leaves nothing behind."""
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    else:
+        try:
+            _fill(descriptor, data)
+            if _give_name(descriptor, path):
+                return
+        finally:
+            os.close(descriptor)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        if isinstance(data, Path):
-            _copy(data, descriptor)
-        else:
-            _write_all(descriptor, flat_bytes(data))
-        os.fsync(descriptor)
+        _fill(descriptor, data)
     finally:
         os.close(descriptor)
+
+
+def _fill(descriptor: int, data: bytes | memoryview | Path) -> None:
+    if isinstance(data, Path):
+        _copy(data, descriptor)
+    else:
+        _write_all(descriptor, flat_bytes(data))
+    os.fsync(descriptor)
+
+
+def _give_name(descriptor: int, path: Path) -> bool:
+    """Links a nameless file; False where the file system has no links, or /proc is not there."""
+    # Python calls linkat, which follows the /proc link, only when it is given a folder.
+    root = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=root, follow_symlinks=True)
+    except OSError:
+        return False
+    finally:
+        os.close(root)
+    return True
 
 
 def _copy(source: Path, descriptor: int) -> None:

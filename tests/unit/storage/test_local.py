@@ -103,7 +103,7 @@ def test_version_changes_with_the_content(tmp_path: Path) -> None:
 def test_if_absent_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FUSE mounts of object stores refuse hard links."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refuse)
