@@ -39,7 +39,7 @@ from dalipipe.graphs.source import open_source
 from dalipipe.order import EpochOrder, ShuffleConfig, epoch_order
 from dalipipe.order.repeat import Repeat
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.prefetch.window import open_prefetcher
+from dalipipe.prefetch.open import open_prefetcher
 from dalipipe.shards.assembly import ManifestBuilder
 from dalipipe.shards.index import Rows, part_rows
 from dalipipe.shards.manifest import Manifest

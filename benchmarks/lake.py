@@ -44,7 +44,7 @@ from dalipipe.order.epoch import epoch_order
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.prefetch.window import open_prefetcher
+from dalipipe.prefetch.open import open_prefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.storage import StorageConfig, open_store
 from dalipipe.telemetry import Recorder

@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 
     from dalipipe.cache.contract import Cache
     from dalipipe.cache.decoded import DecodedSamples
-    from dalipipe.cache.open import Readers
     from dalipipe.cache.warm import WarmReport
     from dalipipe.coordination.contract import Coordinator
     from dalipipe.graphs.contract import BatchSource
     from dalipipe.loader.publish import Published, StatePublisher
     from dalipipe.order.epoch import EpochOrder
     from dalipipe.order.repeat import Extra, Repeat
-    from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.manifest import Manifest
-    from dalipipe.shards.shape import DataShape
 
 
 # Loaders that this process opened: every rank opens them in the same order, so the numbers agree.
@@ -99,6 +96,7 @@ class Loader(_Loader):
         _check_fields(cfg.data, parts)
         resumed = find_state(cfg)
         from dalipipe.cache.open import open_cache
+        from dalipipe.cache.readers import cache_readers
         from dalipipe.order.recipe import orders
         from dalipipe.order.seating import rank_slots
 
@@ -124,7 +122,7 @@ class Loader(_Loader):
         def start(epoch: int, step: int) -> BatchSource:
             from dalipipe.graphs.origin import largest_image, origin_of
             from dalipipe.graphs.source import open_source
-            from dalipipe.prefetch.window import open_prefetcher
+            from dalipipe.prefetch.open import open_prefetcher
 
             prefetcher = open_prefetcher(
                 orders=order,
@@ -286,26 +284,6 @@ def open_manifest(data: DataConfig, storage: StorageConfig) -> tuple[Store, Mani
 
     store = _open_store(data, storage)
     return store, Manifest.open(store.read)
-
-
-def cache_readers(signature: OrderSignature, shape: DataShape, world: World, *, replicas: int = 1) -> Readers:
-    """What the cache needs to know of this job: how much of the data set its node reads, and how unevenly."""
-    from dalipipe.cache.open import Readers
-    from dalipipe.order.sequence import signature_lanes
-
-    # A lane keeps its blocks over epochs, and a rank its lanes, unless blocks are dealt anew.
-    stays = signature.mode == "block" and signature.exchange == 0
-    share = min(1.0, max(world.local_world_size, replicas) / world.world_size) if stays else 1.0
-    num_open = signature.lanes * signature.window_blocks
-    # Ranks that have lanes of their own meet in no block, so there is nothing to share while it passes.
-    are_apart = signature.mode == "block" and replicas == 1 and signature.lanes % world.world_size == 0
-    return Readers(
-        node_share=share,
-        local_ranks=1 if are_apart else world.local_world_size,
-        working_blocks=max(1, round(num_open * share)),
-        uneven=signature.recipe.startswith(("repeat", "mix")),
-        keep_rank=signature_lanes(shape, signature).keep_rank if signature.kept else None,
-    )
 
 
 def open_pool(cfg: LoadConfig) -> Store | None:

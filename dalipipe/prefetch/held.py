@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dalipipe.cache.contract import BlockView
@@ -28,11 +28,12 @@ class HeldBlocks:
     `resident_bytes` counts all memory that the views hold, `busy_bytes` that of blocks in use.
 
     Args:
-        block_samples: K; a block in memory is done when so many of its samples were used in the epoch.
+        num_samples: of a block; it is done when so many of its samples were used in the epoch. Sets that are mixed
+            have blocks of different sizes.
     """
 
-    def __init__(self, block_samples: int) -> None:
-        self._block_samples = block_samples
+    def __init__(self, num_samples: Callable[[int], int]) -> None:
+        self._num_samples = num_samples
         self._held: dict[int, _Held] = {}
         self._waiting_users: dict[int, int] = {}
         self._upcoming: dict[int, deque[int]] = {}
@@ -143,7 +144,10 @@ class HeldBlocks:
         if not held.view.held_bytes:
             return block in self._upcoming and len(self._held) < MAX_VIEWS // 2
         # To fetch it again would cost the lake a second time, so it also waits for uses that are not planned yet.
-        return block in self._upcoming or (not held.retired and self._used_samples.get(block, 0) < self._block_samples)
+        return block in self._upcoming or (not held.retired and not self._is_used_up(block))
+
+    def _is_used_up(self, block: int) -> bool:
+        return self._used_samples.get(block, 0) >= self._num_samples(block)
 
     def _next_use(self, block: int) -> float:
         upcoming = self._upcoming.get(block)
@@ -154,6 +158,6 @@ class HeldBlocks:
         view = held.view
         self.resident_bytes -= view.held_bytes
         self.busy_bytes -= view.held_bytes if held.users else 0
-        if block not in self._upcoming and self._used_samples.get(block, 0) >= self._block_samples:
+        if block not in self._upcoming and self._is_used_up(block):
             self._used_samples.pop(block, None)
         view.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -85,18 +85,24 @@ class Schedule:
         cap_bytes: cap on blocks in memory, those under way included. A block that the first step of the window lacks
             is fetched whatever the cap says: one step always fits.
         block_bytes: what a block takes before its size is known: the mean.
-        block_samples: K, samples of a block.
+        num_samples: of a block.
         spare_threads: so many threads at most read samples alone, or blocks from beyond the window.
         warms: whether blocks from beyond the window are brought at all.
     """
 
     def __init__(
-        self, *, cap_bytes: int, block_bytes: int, block_samples: int, spare_threads: int = 1, warms: bool = False
+        self,
+        *,
+        cap_bytes: int,
+        block_bytes: int,
+        num_samples: Callable[[int], int],
+        spare_threads: int = 1,
+        warms: bool = False,
     ) -> None:
         self._cap_bytes = cap_bytes
         self._block_bytes = block_bytes
-        self._block_samples = block_samples
-        self._held = HeldBlocks(block_samples)
+        self._num_samples = num_samples
+        self._held = HeldBlocks(num_samples)
         self._plans: deque[StepPlan] = deque()
         self._num_announced = 0
         self._planning = False
@@ -134,14 +140,13 @@ class Schedule:
         return self._held.resident_bytes
 
     @property
-    def block_samples(self) -> int:
-        """K, samples of a block."""
-        return self._block_samples
-
-    @property
     def under_way(self) -> dict[int, str]:
         """The blocks that are being fetched and the tier that each is expected from: lake or node."""
         return self._under_way
+
+    def count_samples(self, blocks: Iterable[int]) -> int:
+        """All samples that these blocks hold."""
+        return sum(map(self._num_samples, blocks))
 
     def next_task(self, depth: int) -> Task | None:
         """What a free thread does now: ready steps first, then cold samples, blocks in order of need, and plans."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable
 
 from dalipipe.cache.contract import BlockView, Cache
-from dalipipe.errors import ClosedError, ConfigError, DalipipeError, PipelineError, PipelineTimeoutError
-from dalipipe.order.contract import Order
+from dalipipe.errors import ClosedError, DalipipeError, PipelineError, PipelineTimeoutError
 from dalipipe.order.step import Step
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.cold import SampleRanges
@@ -22,10 +17,7 @@ from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
 from dalipipe.prefetch.schedule import BuildTask, ColdTask, FetchTask, PendingStep, Schedule, Task, WarmTask
 from dalipipe.prefetch.warm import EpochWarmer
-from dalipipe.shards.manifest import Manifest
-from dalipipe.storage.store import Store
 from dalipipe.telemetry import Recorder
-from dalipipe.units import format_bytes, parse_capacity
 
 _JOIN_S = 1.5
 _LONGEST_WAIT_S = 1.0  # a thread looks again after so long, whatever it was or was not told
@@ -38,7 +30,9 @@ class WindowPrefetcher:
     """Prepares the steps of one rank ahead of the trainer; see `Prefetcher`.
 
     One lock guards the schedule, and all waiting is on conditions of that lock, so that closing wakes everybody at
-    once. Nothing that may block (order, store, disk) is called while it is held.
+    once. Nothing that may block (order, store, disk) is called while it is held. A change wakes one idle thread, and
+    each thread that finds something to do wakes one more: to wake all of them for each block took more CPU than
+    reading it.
 
     The hand-over is measured on both sides: `get_wait_s.<what the step lacked>` is how long `next` waited (lake, node,
     index or plan), `put_wait_s.prefetch` how long a full window waited for `next`. The trainer's own waits are the
@@ -75,7 +69,8 @@ class WindowPrefetcher:
         recorder.gauge("prefetch_depth", lambda: controller.depth)
         self._clock = clock
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._failure: Exception | None = None
         self._closed = False
@@ -136,7 +131,7 @@ class WindowPrefetcher:
                 # All steps lay ready: the downstream side is the slow one.
                 self._recorder.add("put_wait_s.prefetch", now_s - self._full_since_s)
                 self._full_since_s = None
-            self._work.notify_all()
+            self._changed()
             return step
 
     def close(self) -> None:
@@ -147,8 +142,8 @@ class WindowPrefetcher:
         with self._lock:
             self._closed = True
             self._schedule.clear()
-            self._work.notify_all()
-            self._ready.notify_all()
+            for condition in (self._idle, self._room, self._ready):
+                condition.notify_all()
             threads, self._threads = self._threads, []
         deadline_s = time.monotonic() + _JOIN_S
         for thread in threads:
@@ -222,26 +217,30 @@ class WindowPrefetcher:
                 head = self._schedule.head
                 task = self._schedule.next_task(self._controller.depth)
                 if task is not None or self._schedule.head is not head:
-                    # Others may find something to do; and who waits for room may now bring what the next step lacks.
-                    # All of them wait on one condition, so that waking a single one could wake the wrong one.
-                    self._work.notify_all()
+                    self._changed()
                 if task is not None:
                     return task
-                self._work.wait(_LONGEST_WAIT_S)
+                self._idle.wait(_LONGEST_WAIT_S)
         return None
+
+    def _changed(self) -> None:
+        """There may be more to do, or more room; under the lock."""
+        self._idle.notify()
+        # Few at most, and any of them may be the one that is needed for what the next step lacks.
+        self._room.notify_all()
 
     def _plan(self) -> None:
         plans = self._planner.next_window()
         with self._lock:
             if not self._closed:
                 if plans[0].blocks:
-                    period = self._schedule.block_samples * len(plans[0].blocks) // max(1, len(plans[0].ids))
+                    period = self._schedule.count_samples(plans[0].blocks) // max(1, len(plans[0].ids))
                     self._controller.expect(period)
                     if self._aside is not None and not self._schedule.num_planned:
                         # Until the first lump of blocks has come.
                         self._schedule.cold_steps = max(1, period) if self._cold_steps is None else self._cold_steps
                 self._schedule.planned(plans)
-                self._work.notify_all()
+                self._changed()
 
     def _fetch(self, block: int) -> None:
         try:
@@ -268,7 +267,7 @@ class WindowPrefetcher:
             if head is not None and block in head.lacks and self._came_from != "lake":
                 self._came_from = view.tier
             self._schedule.arrived(block, view)
-            self._work.notify_all()
+            self._changed()
             self._ready.notify_all()  # what the next step lacks may be another thing now
 
     def _check_loose(self, block: int, view: BlockView) -> None:
@@ -285,14 +284,14 @@ class WindowPrefetcher:
         with self._lock:
             if not self._closed:
                 self._schedule.came_loose(task, samples)
-                self._work.notify_all()
+                self._changed()
 
     def _warm(self) -> None:
         assert self._warmer is not None
         more = self._warmer.bring_one(self._cache)
         with self._lock:
             self._schedule.warmed(more=more)
-            self._work.notify_all()
+            self._changed()
 
     def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
         """Waits for room; False when the prefetcher was closed meanwhile, or the thread is needed elsewhere."""
@@ -305,7 +304,7 @@ class WindowPrefetcher:
                 if self._schedule.is_pressing():
                     self._schedule.give_back(block)
                     return False
-                self._work.wait(_LONGEST_WAIT_S)
+                self._room.wait(_LONGEST_WAIT_S)
         return False
 
     def _build(self, task: BuildTask) -> None:
@@ -328,88 +327,7 @@ class WindowPrefetcher:
             with self._lock:
                 if blocks and not self._closed:
                     self._schedule.leave(blocks)
-                    self._work.notify_all()
+                    self._changed()
                 blocks.clear()
 
         return release
-
-
-def open_prefetcher(
-    *,
-    orders: Callable[[int], Order],
-    start: tuple[int, int],
-    slots: npt.NDArray[np.int64],
-    manifest: Manifest,
-    cache: Cache,
-    fields: Sequence[str],
-    config: PrefetchConfig,
-    recorder: Recorder,
-    store: Store | None = None,
-    keeps: Callable[[int], bool] | None = None,
-) -> WindowPrefetcher:
-    """Starts to prefetch the steps of one rank from `start` = (epoch, step) on, over epochs without end.
-
-    Args:
-        orders: gives the order of an epoch.
-        slots: int64 [b]: the columns of the global batch that this rank loads.
-        fields: the fields of a sample that go into `Step.fields`.
-        store: where samples can be read alone, so that the first step need not wait for whole blocks; not without.
-        keeps: whether the node keeps a block; needed by `prefetch.whole_epoch`.
-
-    Raises:
-        ConfigError: a value of `config` can never work, or the data set has no such field.
-    """
-    if config.threads < 1:
-        raise ConfigError(f"prefetch.threads={config.threads} must be at least 1")
-    cold_steps = _cold_steps(config.cold_steps)
-    if not config.timeout_s > 0:
-        raise ConfigError(f"prefetch.timeout_s={config.timeout_s} must be above 0")
-    known = [field.name for field in manifest.fields]
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        raise ConfigError(f"data.fields names {unknown}, which this data set lacks; it has {', '.join(known)}")
-    if config.whole_epoch and keeps is None:
-        raise ConfigError("prefetch.whole_epoch=true brings blocks to a cache that keeps them; there is none")
-    return WindowPrefetcher(
-        StepPlanner(orders, start, slots, manifest.block_of),
-        Assembler(manifest, cache, fields, recorder),
-        cache,
-        _open_schedule(config, manifest),
-        config=config,
-        block_bytes=manifest.block_bytes,
-        recorder=recorder,
-        aside=None if store is None or cold_steps == 0 else SampleRanges(manifest, store, fields, recorder),
-        cold_steps=cold_steps,
-        warmer=EpochWarmer(orders, start, slots, keeps) if config.whole_epoch and keeps is not None else None,
-    )
-
-
-def _cold_steps(value: int | str) -> int | None:
-    """`prefetch.cold_steps` as a number; None for `auto`."""
-    if value == "auto":
-        return None
-    try:
-        number = int(value)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise ConfigError(f"prefetch.cold_steps={value!r} must be auto or a number of steps from 0")
-    return number
-
-
-def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
-    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cap_bytes = parse_capacity(config.memory_cap, host_bytes, "prefetch.memory_cap")
-    mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
-    if cap_bytes < mean_bytes:
-        raise ConfigError(
-            f"prefetch.memory_cap={config.memory_cap!r} ({format_bytes(cap_bytes)}) does not hold one block of this "
-            f"data set, {format_bytes(mean_bytes)} on average; give at least {mean_bytes} bytes"
-        )
-    return Schedule(
-        cap_bytes=cap_bytes,
-        block_bytes=mean_bytes,
-        block_samples=manifest.block_samples,
-        spare_threads=max(1, config.threads // 2),
-        warms=config.whole_epoch,
-    )

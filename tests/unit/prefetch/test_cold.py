@@ -14,7 +14,8 @@ from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.open import open_cache
 from dalipipe.errors import ConfigError, IntegrityError, StorageError
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.prefetch.window import WindowPrefetcher, open_prefetcher
+from dalipipe.prefetch.open import open_prefetcher
+from dalipipe.prefetch.window import WindowPrefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.telemetry import Recorder
 from tests.contracts.prefetcher import BATCH_SIZE, check_bytes, orders_of

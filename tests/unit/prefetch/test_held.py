@@ -13,13 +13,18 @@ class Released(list[int]):
         return HeldView(memoryview(b"x"), "lake", held_bytes=held_bytes, on_release=lambda: self.append(block))
 
 
+def eight(_block: int) -> int:
+    """All blocks have eight samples."""
+    return 8
+
+
 @pytest.fixture
 def released() -> Released:
     return Released()
 
 
 def test_a_mapped_block_goes_with_its_last_user_unless_a_use_is_planned(released: Released) -> None:
-    held = HeldBlocks(8)
+    held = HeldBlocks(eight)
     held.announce(0, [1, 2])
     held.announce(1, [2])
     held.use({1: 1, 2: 1})
@@ -33,7 +38,7 @@ def test_a_mapped_block_goes_with_its_last_user_unless_a_use_is_planned(released
 
 
 def test_a_block_of_two_steps_in_the_window_goes_with_the_second(released: Released) -> None:
-    held = HeldBlocks(8)
+    held = HeldBlocks(eight)
     held.announce(0, [1])
     held.announce(1, [1])
     held.use({1: 3})
@@ -46,7 +51,7 @@ def test_a_block_of_two_steps_in_the_window_goes_with_the_second(released: Relea
 
 
 def test_a_block_in_memory_stays_until_all_its_samples_were_used(released: Released) -> None:
-    held = HeldBlocks(8)
+    held = HeldBlocks(eight)
     for number in range(2):
         held.announce(number, [1])
         held.use({1: 4})
@@ -57,8 +62,21 @@ def test_a_block_in_memory_stays_until_all_its_samples_were_used(released: Relea
     assert held.resident_bytes == 0
 
 
+def test_a_block_of_a_mixed_in_set_goes_when_its_own_samples_were_used(released: Released) -> None:
+    """Sets that are mixed have blocks of different sizes: the largest size must not keep the small ones."""
+    held = HeldBlocks(lambda block: 8 if block == 1 else 3)
+    for number in range(3):
+        held.announce(number, [1, 2])
+        held.use({1: 1, 2: 1})
+        for block in (1, 2) if number == 0 else ():
+            held.put(block, released.view(block, 100))
+        held.leave([1, 2])
+    assert released == [2]
+    assert held.resident_bytes == 100
+
+
 def test_room_is_made_by_the_use_that_is_farthest(released: Released) -> None:
-    held = HeldBlocks(8)
+    held = HeldBlocks(eight)
     held.announce(0, [1, 2, 3, 4])
     held.use({1: 1, 2: 1, 3: 1, 4: 1})
     held.announce(1, [2])
@@ -78,7 +96,7 @@ def test_room_is_made_by_the_use_that_is_farthest(released: Released) -> None:
 
 
 def test_the_end_of_an_epoch_lets_go_what_is_not_planned(released: Released) -> None:
-    held = HeldBlocks(8)
+    held = HeldBlocks(eight)
     held.announce(0, [1, 2, 3])
     held.use({1: 1, 2: 1, 3: 1})
     held.announce(1, [2])

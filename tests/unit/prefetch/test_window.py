@@ -16,7 +16,8 @@ from dalipipe.cache.open import open_cache
 from dalipipe.errors import ConfigError, IntegrityError, PipelineError, PipelineTimeoutError, StorageError
 from dalipipe.order.step import Step
 from dalipipe.prefetch.config import PrefetchConfig
-from dalipipe.prefetch.window import WindowPrefetcher, open_prefetcher
+from dalipipe.prefetch.open import open_prefetcher
+from dalipipe.prefetch.window import WindowPrefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.telemetry import Recorder
 from tests.contracts.prefetcher import BATCH_SIZE, PrefetcherContract, check_bytes, orders_of
