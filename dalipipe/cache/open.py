@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,18 @@ from dalipipe.cache.inspect import drop_blocks
 from dalipipe.cache.lake import BlockMap, LakeReader
 from dalipipe.cache.locks import BlockLock, lock_unused, stay_alive
 from dalipipe.cache.passing import PassingBlocks
-from dalipipe.cache.policies import LfuPolicy, LruPolicy, PinPolicy, StreamPolicy, block_hash, pinned_from, pinned_share
+from dalipipe.cache.policies import (
+    LfuPolicy,
+    LruPolicy,
+    PinPolicy,
+    StreamPolicy,
+    block_hash,
+    hash_ranges,
+    pinned_from,
+    pinned_share,
+)
 from dalipipe.cache.pool import Pool, PooledReader
+from dalipipe.cache.readers import Readers
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import USAGE_NAME, UsageTable
@@ -39,22 +49,6 @@ _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readers:
-    """Who reads this data set on the node, as far as it matters to the cache.
-
-    node_share: the share of the data set that this node reads over all epochs. local_ranks: processes of the job on
-    the node. working_blocks: blocks that the order keeps open on the node at once. uneven: some samples come more
-    often than others. keep_rank: where a block stands among those to be kept, evenly spread in [0, 1); else a hash.
-    """
-
-    node_share: float = 1.0
-    local_ranks: int = 1
-    working_blocks: int = 1
-    uneven: bool = False
-    keep_rank: Callable[[int], float] | None = None
-
-
 def open_cache(
     manifest: BlockMap,
     store: Store,
@@ -62,7 +56,7 @@ def open_cache(
     recorder: Recorder,
     *,
     pool: Store | None = None,
-    readers: Readers = Readers(),
+    readers: Readers | None = None,
     open_blocks: Callable[..., BlockStore] = BlockStore,
 ) -> TieredCache:
     """Opens the cache of one data set, shared with all processes of the node that name the same folders.
@@ -81,7 +75,9 @@ def open_cache(
         raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
     if not config.wait_s > 0:
         raise ConfigError(f"cache.wait_s={config.wait_s} must be more than 0 seconds")
-    return _Opening(manifest, store, config, recorder, pool=pool, readers=readers, open_blocks=open_blocks).open()
+    return _Opening(
+        manifest, store, config, recorder, pool=pool, readers=readers or Readers(), open_blocks=open_blocks
+    ).open()
 
 
 class _Opening:
@@ -157,15 +153,12 @@ class _Opening:
         return prepared
 
     def _tiers(self, budgets: list[Budget]) -> list[Tier]:
-        tiers, start, taken_bytes = [], 0.0, 0
-        all_bytes = sum(budget.num_bytes for budget in budgets if budget.writable)
+        tiers = []
         locks = next((budget.folder / LOCKS_NAME for budget in reversed(budgets) if budget.writable), None)
-        for budget in budgets:
-            taken_bytes += budget.num_bytes if budget.writable else 0
-            # `pin` leaves out the rest of hash space; a policy that evicts shares all of it out.
-            stop = taken_bytes / max(all_bytes, 1) if self._policy in _EVICTING else self._share(taken_bytes)
+        budgets_bytes = [budget.num_bytes if budget.writable else 0 for budget in budgets]
+        ranges = hash_ranges(budgets_bytes, self._share, evicts=self._policy in _EVICTING)
+        for budget, (start, stop) in zip(budgets, ranges, strict=True):
             policy, usage = self._policy_of(budget, start, stop)
-            start = max(start, stop) if budget.writable else start
             tiers.append(
                 Tier(
                     budget.name,

@@ -62,6 +62,26 @@ def pinned_from(capacity_bytes: int, total_bytes: int, num_blocks: int) -> float
     return float(np.sort(block_hashes(num_blocks))[num_blocks - num_kept])
 
 
+def hash_ranges(
+    budgets_bytes: Sequence[int], share: Callable[[int], float], *, evicts: bool
+) -> list[tuple[float, float]]:
+    """Which part [start, stop) of hash space each tier of a node takes, the nearest first.
+
+    Args:
+        budgets_bytes: what each may hold.
+        share: up to where in hash space blocks fit so many bytes.
+        evicts: a policy that evicts shares all of hash space out; one that does not leaves out the rest.
+    """
+    ranges, start, taken_bytes = [], 0.0, 0
+    all_bytes = sum(budgets_bytes)
+    for num_bytes in budgets_bytes:
+        taken_bytes += num_bytes
+        stop = taken_bytes / max(all_bytes, 1) if evicts else share(taken_bytes)
+        ranges.append((start, stop))
+        start = max(start, stop) if num_bytes else start
+    return ranges
+
+
 class PinPolicy:
     """Keeps the blocks whose rank lies in [start, stop), and never evicts: the same ones in every job and on restart.
 

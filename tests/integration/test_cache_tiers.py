@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dalipipe as dp
-from dalipipe.build import cache_readers
+from dalipipe.cache.readers import cache_readers
 from dalipipe.errors import ConfigError
 from dalipipe.order import ShuffleConfig
 from dalipipe.order.signature import order_signature

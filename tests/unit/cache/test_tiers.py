@@ -17,7 +17,8 @@ from dalipipe.cache.blockstore import BlockStore
 from dalipipe.cache.config import CacheConfig, MemoryConfig, PoolConfig, TierConfig, TiersConfig
 from dalipipe.cache.inspect import clear, stat, verify
 from dalipipe.cache.mapping import resident_bytes
-from dalipipe.cache.open import Readers, open_cache
+from dalipipe.cache.open import open_cache
+from dalipipe.cache.readers import Readers
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import UsageTable
 from dalipipe.cache.warm import warm
