@@ -26,14 +26,16 @@ _KILL_S = 0.5
 class LocalEngine:
     """Runs tasks in `workers` processes; with at most one, in the calling process.
 
-    Processes are spawned, never forked (object-store clients and DALI do not survive a fork), live for one `run`, get
-    one task at a time, and die with this process even when it is killed. Each task is pickled when its turn comes.
+    Processes are spawned, never forked (object-store clients and DALI do not survive a fork), get one task at a time,
+    wait for the next `run` when all tasks of one are done, and die with this process even when it is killed. Each task
+    is pickled when its turn comes.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._closed = False
         self._crews: list[_Crew] = []
+        self._idle: _Crew | None = None
         self._lock = threading.Lock()
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T], *, names: Sequence[str]) -> Iterator[TaskDone]:
@@ -56,9 +58,11 @@ class LocalEngine:
         """Ends every worker within 2 s. Idempotent."""
         with self._lock:
             self._closed = True
-            crews = list(self._crews)
+            crews, idle, self._idle = list(self._crews), self._idle, None
         for crew in crews:
             crew.dismiss()
+        if idle is not None:
+            idle.release()
 
     def _run_here(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[TaskDone]:
         for index, task in enumerate(tasks):
@@ -68,19 +72,35 @@ class LocalEngine:
             yield TaskDone(index=index, result=result)
 
     def _run_crew(self, function: bytes, tasks: Sequence[Any], names: Sequence[str]) -> Iterator[TaskDone]:
-        crew = _Crew(names)
+        crew = self._take_crew()
+        is_done = False
+        try:
+            crew.hire(min(self._workers, len(tasks)))
+            yield from crew.work(function, tasks, names)
+            is_done = True
+        finally:
+            if not (is_done and self._keep(crew)):
+                crew.dismiss()
+                with self._lock:
+                    self._crews.remove(crew)
+                crew.release()
+
+    def _take_crew(self) -> _Crew:
+        """The one that waits, or a new one: runs at the same time have workers of their own."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the engine is closed; make a new one")
-            self._crews.append(crew)
-        try:
-            crew.hire(function, min(self._workers, len(tasks)))
-            yield from crew.work(tasks)
-        finally:
-            crew.dismiss()
-            with self._lock:
-                self._crews.remove(crew)
-            crew.release()
+            crew, self._idle = self._idle or _Crew(), None
+            if crew not in self._crews:
+                self._crews.append(crew)
+        return crew
+
+    def _keep(self, crew: _Crew) -> bool:
+        with self._lock:
+            if self._closed or self._idle is not None:
+                return False
+            self._idle = crew
+        return True
 
 
 class _Member:
@@ -94,22 +114,24 @@ class _Member:
 
 
 class _Crew:
-    """The workers of one `run`."""
+    """Workers that do one `run` at a time."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
         self._members: list[_Member] = []
         self._dismissed = False
         self._lock = threading.Lock()
 
-    def hire(self, function: bytes, num_workers: int) -> None:
-        """Spawns the workers. SIGINT stays blocked in them until they ignore it."""
+    def hire(self, num_workers: int) -> None:
+        """Spawns workers until there are so many. SIGINT stays blocked in them until they ignore it."""
         context = multiprocessing.get_context("spawn")
-        for number in range(num_workers):
+        for member in [one for one in self._members if not one.process.is_alive()]:  # died while there was no work
+            with self._lock:
+                self._members.remove(member)
+            member.pipe.close()
+        for number in range(len(self._members), num_workers):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=serve, args=(theirs, function), name=f"dalipipe-worker-{number}", daemon=True
-            )
+            process = context.Process(target=serve, args=(theirs,), name=f"dalipipe-worker-{number}", daemon=True)
             with self._lock:
                 if self._dismissed:
                     ours.close()
@@ -123,17 +145,25 @@ class _Crew:
                     theirs.close()
                     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def work(self, tasks: Sequence[Any]) -> Iterator[TaskDone]:
+    def work(self, function: bytes, tasks: Sequence[Any], names: Sequence[str]) -> Iterator[TaskDone]:
         """Deals the tasks in order, one to each free worker, and yields the results as they come."""
+        self._names = names
         waiting = iter(range(len(tasks)))
+
+        def deal(member: _Member) -> None:
+            member.task = next(waiting, None)
+            if member.task is not None:
+                self._send(member, (function, pickle.dumps(tasks[member.task])))
+
+        for member in self._members:
+            if member.started:
+                deal(member)
         for _ in range(len(tasks)):
             done: TaskDone | None = None
             while done is None:
                 member = self._next_to_speak()
                 done = self._hear(member)
-                member.task = next(waiting, None)
-                if member.task is not None:
-                    self._send(member, pickle.dumps(tasks[member.task]))
+                deal(member)
             yield done
 
     def dismiss(self) -> None:
@@ -178,7 +208,7 @@ class _Crew:
         assert member.task is not None
         return TaskDone(index=member.task, result=result_of(message, self._names[member.task]))
 
-    def _send(self, member: _Member, task: bytes) -> None:
+    def _send(self, member: _Member, task: tuple[bytes, bytes]) -> None:
         try:
             member.pipe.send(task)
         except OSError as error:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import FrameType
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,30 +32,26 @@ class Outcome:
     trace: str
 
 
-def serve(pipe: Connection, function_pickle: bytes) -> None:
-    """Runs tasks from `pipe` until it says None or ends. The entry point of the process."""
+def serve(pipe: Connection) -> None:
+    """Runs tasks from `pipe`, each a pickled function and what it takes, until it ends. The entry point of the
+    process."""
     # Ctrl-C reaches the whole process group; the parent alone decides, and ends its workers by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_die_with_parent, name="dalipipe-parent-watch", daemon=True).start()
     try:
-        function = pickle.loads(function_pickle)
         pipe.send(Ready())
-        while (task_pickle := pipe.recv()) is not None:
-            pipe.send(_run(function, task_pickle))
+        while True:
+            pipe.send(run_task(*pipe.recv()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent is gone or has closed the engine
 
 
 def run_task(function_pickle: bytes, task_pickle: bytes) -> Outcome:
-    """Runs one task, where an engine brings its own processes."""
-    return _run(pickle.loads(function_pickle), task_pickle)
-
-
-def _run(function: Any, task_pickle: bytes) -> Outcome:
+    """Runs one task; its exception is part of the outcome, never raised."""
     try:
-        result = function(pickle.loads(task_pickle))
+        result = pickle.loads(function_pickle)(pickle.loads(task_pickle))
     except Exception as error:  # noqa: BLE001 - raised again in the parent, as it is
         return Outcome(failed=True, payload=_pickled_error(error), trace=traceback.format_exc())
     try:

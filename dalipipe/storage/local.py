@@ -192,7 +192,9 @@ def _listed(key: str, entry: os.DirEntry[str]) -> ObjectInfo:
 
 def _write_new(path: Path, data: bytes | memoryview | Path) -> None:
     """Writes a new file, which has no name until it is whole, where the file system can do that: a killed writer then
-    leaves nothing behind."""
+    leaves nothing behind. A local file without a name on the same disk is not copied, it gets this one."""
+    if isinstance(data, Path) and _adopt(data, path):
+        return
     try:
         descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     except OSError as error:
@@ -208,6 +210,22 @@ def _write_new(path: Path, data: bytes | memoryview | Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         _fill(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _adopt(file: Path, path: Path) -> bool:
+    """Gives `path` to a file that has no name (the /proc link of an O_TMPFILE descriptor) on the disk of `path`."""
+    try:
+        status = file.stat()
+        if status.st_nlink or status.st_dev != path.parent.stat().st_dev:
+            return False
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.fsync(descriptor)
+        return _give_name(descriptor, path)
     finally:
         os.close(descriptor)
 

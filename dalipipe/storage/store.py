@@ -82,7 +82,8 @@ class Store(Protocol):
     def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
         """Writes a whole object atomically: readers see the old one, or none, until it is complete.
 
-        `data` may be a local file, which is streamed.
+        `data` may be a local file, which is streamed; one that has no name yet may become the object itself, so nothing
+        may be written to it afterwards.
         """
 
     def delete(self, key: str) -> None:

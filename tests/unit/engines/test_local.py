@@ -46,6 +46,29 @@ class TestProcesses(EngineContract):
         assert len({one.result for one in done}) == 2
         assert os.getpid() not in {one.result for one in done}
 
+    def test_workers_wait_for_the_next_run_and_one_that_died_meanwhile_is_replaced(
+        self, engine: LocalEngine, tmp_path: Path
+    ) -> None:
+        runs = []
+        for number in range(3):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            tasks = [(str(folder), "a", "b"), (str(folder), "b", "a")]
+            runs.append({one.result for one in engine.run(_meet, tasks, names=["a", "b"])})
+            if number == 1:
+                victim = multiprocessing.active_children()[0]
+                victim.kill()
+                victim.join(5)
+        assert runs[0] == runs[1]
+        assert len(runs[2]) == 2
+        assert len(runs[2] & runs[1]) == 1
+
+    def test_runs_at_the_same_time_have_workers_of_their_own(self, engine: LocalEngine) -> None:
+        first = engine.run(square, list(range(6)), names=list("abcdef"))
+        second = engine.run(square, list(range(6)), names=list("ghijkl"))
+        both = [(one.result, other.result) for one, other in zip(first, second, strict=True)]
+        assert sorted(one for one, _ in both) == sorted(other for _, other in both) == [n * n for n in range(6)]
+
     def test_killed_worker_is_an_error_that_names_its_task(self, engine: LocalEngine, tmp_path: Path) -> None:
         tasks = [(str(tmp_path / f"{number}.pid"), number == 2) for number in range(6)]
         with pytest.raises(PackError, match=r"was killed \(SIGKILL.*worked on shard-2[;,].*run again"):

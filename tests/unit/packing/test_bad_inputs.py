@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from dalipipe.errors import CorruptSampleError, DalipipeError, PackError, SourceError
 from tests.support.images import jpeg_bytes, write_image_tree
-from tests.unit.packing.reading import read_back, run_pack
+from tests.unit.packing.reading import contents, read_back, run_pack
 
 
 def test_links_in_circles_end(tmp_path):
@@ -156,6 +157,25 @@ def test_a_file_that_changes_all_the_time(tmp_path):
         stop.set()
         thread.join(10)
     assert outcomes <= {"said", "whole"}
+
+
+def test_a_disk_without_nameless_files(tmp_path, monkeypatch):
+    """As NFS and many FUSE mounts are: nothing is lost but the promise that a killed writer leaves no file."""
+    write_image_tree(tmp_path / "src", num_images=40)
+    run_pack(tmp_path / "src", tmp_path / "with", resize=64)
+    real, refused = os.open, []
+
+    def without(path, flags, *rest, **named):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            refused.append(path)
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", without)
+    run_pack(tmp_path / "src", tmp_path / "without", resize=64)
+    monkeypatch.undo()
+    assert refused
+    assert contents(tmp_path / "without") == contents(tmp_path / "with")
 
 
 def test_a_fifo_and_a_device_are_no_images(tmp_path):

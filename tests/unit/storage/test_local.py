@@ -22,6 +22,21 @@ def test_put_leaves_one_file_and_follows_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_file_without_a_name_becomes_the_object_and_a_named_one_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    store = open_store(str(tmp_path / "set"))
+    descriptor = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR, 0o666)
+    with os.fdopen(descriptor, "w+b") as file:
+        file.write(b"whole")
+        file.flush()
+        store.put("old", b"before")
+        for key in ("old", "new"):  # once it has a name, it is copied as any other
+            store.put(key, Path(f"/proc/self/fd/{descriptor}"))
+        inode = os.fstat(descriptor).st_ino
+    assert [bytes(store.read(key)) for key in ("old", "new")] == [b"whole", b"whole"]
+    assert [(tmp_path / "set" / key).stat().st_ino == inode for key in ("old", "new")] == [True, False]
+
+
 def test_temporaries_of_killed_writers_are_never_listed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.tmp-123-ff").write_bytes(b"half")
