@@ -7,11 +7,16 @@ key or URL, what was found, and what to do about it. `exit_code` is what the com
 
 from __future__ import annotations
 
+from dalipipe.masking import masked
+
 
 class DalipipeError(Exception):
-    """Base of everything that dalipipe raises on purpose."""
+    """Base of everything that dalipipe raises on purpose. Its message shows no secret of a URL; see `masked`."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(DalipipeError, ValueError):

@@ -31,6 +31,7 @@ from dalipipe.cli.keys import config_keys, explain, first_line, is_known, keys_o
 from dalipipe.cli.schema import JOBS
 from dalipipe.cli.words import flags_first, is_multirun, quote_texts, split_flags
 from dalipipe.errors import ConfigError, DalipipeError
+from dalipipe.storage.failures import presentable
 
 SCHEMA_GROUP = "dalipipe_schema"
 _COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -77,7 +78,7 @@ def compose(name: str, overrides: Sequence[str] = (), *, directory: str | Path |
         with _own_hydra(), hydra.initialize_config_dir(str(folders[0]), version_base="1.3"):
             cfg = hydra.compose(name, overrides=[*words, *search])
     except _COMPOSE_ERRORS as error:
-        raise explain(error, job, words) from error
+        raise explain(error, job, words) from presentable(error)
     return to_dataclass(cfg)
 
 
@@ -105,7 +106,7 @@ def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int]) -> in
         try:
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
         except _COMPOSE_ERRORS as error:
-            raise explain(error, job_type, split_flags(words)[1]) from error
+            raise explain(error, job_type, split_flags(words)[1]) from presentable(error)
         except SystemExit as stop:  # argparse: --help (0) or an unknown flag (2)
             return int(stop.code or 0)
     if failures:

@@ -10,11 +10,13 @@ import difflib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import Protocol
 
 from dalipipe.errors import ConfigError, DalipipeError
+from dalipipe.masking import masked
 
 VERBS = {
     "demo": "make a small lake of real JPEGs, pack it, train a tiny net through the whole pipeline; no network",
@@ -66,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = os.environ.get("DALIPIPE_LOG", "WARNING").upper()
     if level not in _LOG_LEVELS:
         return _fail(f"DALIPIPE_LOG={level} is not one of {', '.join(_LOG_LEVELS)}", EXIT_USAGE)
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_MaskingFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     try:
         return _run(verb, _bare_words(verb, [word for word in rest if word != "--json"]), as_json)
     except KeyboardInterrupt:
@@ -79,11 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except OSError as error:
         return _fail(f"{verb}: {error}", EXIT_FAILED)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last one who can say it
         if level == "DEBUG":
-            raise
+            return _fail(traceback.format_exc(), EXIT_FAILED)
         text = f"{verb} failed where it should not: {type(error).__name__}: {error}"
         return _fail(f"{text} (DALIPIPE_LOG=DEBUG shows where; please report it)", EXIT_FAILED)
+
+
+class _MaskingFormatter(logging.Formatter):
+    """Log lines, of clients' libraries and with tracebacks too, without the secrets of URLs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
 
 
 def _run(verb: str, words: list[str], as_json: bool) -> int:
@@ -136,5 +147,5 @@ def _version() -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"dalipipe: {message}", file=sys.stderr)
+    print(f"dalipipe: {masked(message)}", file=sys.stderr)
     return code

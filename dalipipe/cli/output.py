@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from dalipipe.masking import masked, masked_settings
+
 Progress = Callable[[int, int], None]
 _SHOW_AFTER_S = 2.0
 
@@ -58,8 +60,8 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def emit(result: Mapping[str, Any], text: str, *, as_json: bool) -> None:
-    """Prints one JSON object or the text."""
-    print(json.dumps(result, indent=2, sort_keys=False) if as_json else text)
+    """Prints one JSON object or the text, without the secrets of URLs."""
+    print(json.dumps(masked_settings(result), indent=2, sort_keys=False) if as_json else masked(text))
 
 
 def table(rows: Sequence[Sequence[object]], *, indent: str = "  ") -> str:

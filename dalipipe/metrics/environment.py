@@ -21,6 +21,7 @@ from typing import Any
 
 from dalipipe.engines.cpus import default_workers
 from dalipipe.errors import DalipipeError
+from dalipipe.masking import masked
 from dalipipe.metrics.findings import Facts, Finding, judge
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
@@ -38,7 +39,6 @@ _VARIABLES = re.compile(
     r"|LD_PRELOAD|PYTHONPATH|TMPDIR|S3_ENDPOINT_URL|(CUDA|NVIDIA|NCCL|DALI|DALIPIPE|TORCH|PYTORCH|AWS|SLURM_JOB)_.*)"
 )
 _SECRETS = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL")
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def collect(
     if url:
         facts["data.url"] = _lake(url, storage or StorageConfig())
     facts["environment"] = {
-        name: "(set, not shown)" if _SECRETS.search(name) else _USERINFO.sub("***@", value)
+        name: "(set, not shown)" if _SECRETS.search(name) else masked(value)
         for name, value in sorted(environ.items())
         if _VARIABLES.fullmatch(name)
     }
@@ -272,8 +272,8 @@ def _file_system(folder: Path, root: Path) -> str:
 
 
 def _lake(url: str, storage: StorageConfig) -> dict[str, Any]:
-    """Looks the manifest up once; credentials in the URL are not repeated."""
-    facts: dict[str, Any] = {"url": _USERINFO.sub("***@", url)}
+    """Looks the manifest up once; secrets in the URL are not repeated."""
+    facts: dict[str, Any] = {"url": masked(url)}
     try:
         store = open_store(url, storage)
         try:
@@ -283,10 +283,7 @@ def _lake(url: str, storage: StorageConfig) -> dict[str, Any]:
         finally:
             store.close()
     except DalipipeError as error:
-        told = str(error)  # some clients repeat the path, and with it the credentials
-        for secret in _USERINFO.findall(url):
-            told = told.replace(secret, "***@")
-        return facts | {"error": told}
+        return facts | {"error": str(error)}
 
 
 def _first(path: Path, pattern: str) -> str:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dalipipe.errors import ConfigError, DataError
+from dalipipe.masking import masked_settings
 from dalipipe.metrics.snapshot import RankSnapshot
 from dalipipe.telemetry import StepRow
 
@@ -67,9 +67,8 @@ class RunWriter:
         self._part = max((int(path.stem) for path in self._parts.glob("[0-9]*.parquet")), default=-1) + 1
 
     def config(self, config: Mapping[str, Any]) -> None:
-        """Writes the configuration as it ran; passwords in URLs are left out."""
-        text = json.dumps(config, indent=2, default=str)
-        _replace(self._folder / "config.json", re.sub(r"(://)[^/@\s\"]+@", r"\1***@", text).encode())
+        """Writes the configuration as it ran; passwords and signatures in URLs and options are left out."""
+        _replace(self._folder / "config.json", json.dumps(masked_settings(config), indent=2, default=str).encode())
 
     def event(self, what: str, **about: Any) -> None:
         """Appends one line to the log of events, which is rotated at 8 MiB; a full disk loses the line, not the run."""

@@ -92,7 +92,7 @@ def process_credentials(command: str) -> Callable[[], dict[str, Any]]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ConfigError(f"storage.credential_process={command!r} cannot be split into words: {error}") from None
+        raise ConfigError(f"storage.credential_process cannot be split into words: {error}; close its quotes") from None
     if not words:
         raise ConfigError("storage.credential_process is empty; name a command or leave the key out")
 
@@ -100,7 +100,12 @@ def process_credentials(command: str) -> Callable[[], dict[str, Any]]:
         about = f"the storage.credential_process {words[0]!r}"
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_PROCESS_TIMEOUT_S, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
+            # Not chained: it repeats the whole command, which may hold a secret.
+            raise AccessDeniedError(
+                f"{about} gave no credentials within {_PROCESS_TIMEOUT_S:g} s; run it by hand to see what it waits for"
+            ) from None
+        except OSError as error:
             raise AccessDeniedError(f"{about} gave no credentials: {error}") from error
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]

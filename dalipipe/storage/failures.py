@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator, Sequence
 
 from dalipipe.errors import (
     AccessDeniedError,
@@ -15,6 +16,7 @@ from dalipipe.errors import (
     StorageError,
     StorageTimeoutError,
 )
+from dalipipe.masking import masked
 
 _TRANSIENT_ERRNO = frozenset(
     {
@@ -115,16 +117,49 @@ def http_status(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def translate(error: BaseException, action: str) -> DalipipeError:
+def translate(error: BaseException, action: str, secrets: Sequence[str] = ()) -> DalipipeError:
     """The typed error for `error`, raised while doing `action` (a verb with the full URL: `read s3://b/k`).
 
-    The caller chains it: `raise translate(error, action) from error`.
+    The caller chains it: `raise translate(error, action) from presentable(error)`. Both take the `secrets` that a
+    client may repeat in its own words.
     """
     kind, remedy = _classify(error)
     if isinstance(error, (IsADirectoryError, NotADirectoryError)) and not action.startswith("write"):
         # To an object store a folder, or a key below a file, is simply no object.
         kind, remedy = ObjectNotFoundError, "; check the URL"
-    return kind(f"cannot {action}: {reason(error)}{remedy}")
+    return kind(f"cannot {action}: {reason(error, secrets)}{remedy}")
+
+
+class ClientError(Exception):
+    """A client's error as it may be shown: its type and words, without the secrets of the URLs that it repeats."""
+
+    status: int | None = None
+    """The HTTP status that came with it, where there was one."""
+
+
+def presentable(error: BaseException, secrets: Sequence[str] = ()) -> BaseException:
+    """`error` itself; where a traceback of it would show a secret of a URL, a `ClientError` in its place.
+
+    Clients repeat whole URLs, passwords and signatures included, in their own message and in those of the errors that
+    caused it, all of which Python prints.
+    """
+    if all(masked(text, secrets) == text for link in _chain(error) for text in (str(link), repr(link))):
+        return error
+    shown = ClientError(f"{type(error).__name__}: {masked(str(error), secrets)}").with_traceback(error.__traceback__)
+    shown.status = http_status(error)
+    cause = next((link for link in _chain(error) if link is not error), None)
+    shown.__cause__ = None if cause is None else presentable(cause, secrets)
+    return shown
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what Python prints before it."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
@@ -156,11 +191,11 @@ def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
     return StorageError, ""
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, secrets: Sequence[str] = ()) -> str:
     """One short line: the system's words, or the first line of a client's message without its debug dump."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return error.strerror
-    text = str(error)
+    text = masked(str(error), secrets)
     code = error_code(error)
     first = text.strip().partition("\n")[0].partition("<?xml")[0].strip().rstrip(":")
     if code:

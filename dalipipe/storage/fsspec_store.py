@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dalipipe.errors import ConfigError, DalipipeError, DependencyError, ObjectNotFoundError, StorageError
-from dalipipe.storage.failures import translate
+from dalipipe.masking import masked, secrets_in
+from dalipipe.storage.failures import presentable, translate
 from dalipipe.storage.ranges import check_range, empty_range, flat_bytes, short_answer
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.transport import Record, Transport, discard
@@ -18,11 +19,11 @@ from dalipipe.storage.url import (
     FILE_SCHEMES,
     OBJECT_SCHEMES,
     TEMPORARY_PREFIX,
+    check_host,
     check_key,
     check_prefix,
     join_url,
     object_url,
-    redact,
     scheme_of,
     strip_slash,
 )
@@ -44,7 +45,8 @@ class FsspecStore:
 
     def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
         self._url = strip_slash(url)
-        self._shown = redact(self._url)
+        self._shown = masked(self._url)
+        self._secrets = secrets_in(self._url, config.options)
         self._config = config
         self._fs, self._root = _open_file_system(url, config.options)
         self._transport = Transport(self._shown, config, record)
@@ -54,8 +56,8 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
-        """The URL that keys are relative to."""
-        return self._url
+        """The URL that keys are relative to, without its secrets."""
+        return self._shown
 
     def head(self, key: str) -> ObjectInfo:
         """Size of one object; the version mark is empty where the system has none."""
@@ -114,7 +116,7 @@ class FsspecStore:
         try:
             num_bytes = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
         except OSError as error:
-            raise translate(error, f"read {data!s}") from error
+            raise translate(error, f"read {data!s}") from presentable(error)
         self._call(
             lambda: write(path, data, if_absent),
             f"write {shown}",
@@ -214,8 +216,8 @@ class FsspecStore:
             )
         except DalipipeError:
             raise
-        except Exception as error:
-            raise translate(error, action) from error
+        except Exception as error:  # noqa: BLE001 - told in our own words
+            raise translate(error, action, self._secrets) from presentable(error, self._secrets)
 
 
 def _info(key: str, info: dict[str, Any]) -> ObjectInfo:
@@ -248,13 +250,15 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             fsspec.register_implementation(name, system)
     if scheme not in fsspec.available_protocols():
         known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | set(fsspec.available_protocols())))
-        raise ConfigError(f"{redact(url)} has the unknown scheme {scheme!r}; give a path, or one of: {known}")
+        raise ConfigError(f"{url} has the unknown scheme {scheme!r}; give a path, or one of: {known}")
     try:
-        file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        file_system, path = fsspec.core.url_to_fs(check_host(url), use_listings_cache=False, **options)
     except ImportError as error:
-        raise DependencyError(f"{redact(url)} needs a package that is missing: {error}") from error
+        raise DependencyError(f"{url} needs a package that is missing: {error}") from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"cannot open {redact(url)}: {error}") from error
+        secrets = secrets_in(url, options)
+        raise ConfigError(f"cannot open {url}: {masked(str(error), secrets)}") from presentable(error, secrets)
     except OSError as error:
-        raise translate(error, f"open {redact(url)}") from error
+        secrets = secrets_in(url, options)
+        raise translate(error, f"open {url}", secrets) from presentable(error, secrets)
     return file_system, str(path).rstrip("/")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import ObjectInfo, Store
-from dalipipe.storage.url import is_link, link_target
+from dalipipe.storage.url import is_link, link_target, strip_slash
 
 
 class LinkedStore:
@@ -20,6 +20,8 @@ class LinkedStore:
     def __init__(self, url: str, open_at: Callable[[str], Store] = open_store) -> None:
         self._open_at = open_at
         self._own = open_at(url)
+        # `Store.url` is for messages; what lies beside is reached with the same password.
+        self._base = strip_slash(url) if "://" in self._own.url else self._own.url
         self._others: dict[str, Store] = {}
         self._lock = threading.Lock()
 
@@ -61,7 +63,7 @@ class LinkedStore:
     def _behind(self, key: str) -> tuple[Store, str]:
         if not is_link(key):
             return self._own, key
-        url, name = link_target(self._own.url, key)
+        url, name = link_target(self._base, key)
         with self._lock:
             store = self._others.get(url)
             if store is None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dalipipe.errors import DalipipeError, ObjectNotFoundError, StorageError, StorageTimeoutError
-from dalipipe.storage.failures import translate
+from dalipipe.storage.failures import presentable, translate
 from dalipipe.storage.ranges import check_range, empty_range, flat_bytes, short_answer
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.url import TEMPORARY_PREFIX, check_prefix, join_url, object_url, strip_slash
@@ -70,7 +70,7 @@ class LocalStore:
         except DalipipeError:
             raise
         except OSError as error:
-            raise translate(error, f"list {error.filename or folder}") from error
+            raise translate(error, f"list {error.filename or folder}") from presentable(error)
 
     def put(self, key: str, data: bytes | memoryview | Path, *, if_absent: bool = False) -> None:
         """Writes a temporary file beside the target, syncs it and renames it (`if_absent`: links it)."""
@@ -113,7 +113,7 @@ class LocalStore:
         except DalipipeError:
             raise
         except OSError as error:
-            raise translate(error, action) from error
+            raise translate(error, action) from presentable(error)
         finally:
             self._slots.release()
 
@@ -256,7 +256,7 @@ def _copy(source: Path, descriptor: int) -> None:
     try:
         file = source.open("rb", buffering=0)
     except OSError as error:
-        raise translate(error, f"read {source}") from error
+        raise translate(error, f"read {source}") from presentable(error)
     with file:
         while piece := file.read(_COPY_BYTES):
             _write_all(descriptor, memoryview(piece))

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dalipipe.errors import ConfigError, DependencyError
 from dalipipe.storage.credentials import Credentials, file_credentials, process_credentials
-from dalipipe.storage.failures import is_panic, reason
+from dalipipe.storage.failures import is_panic, presentable, reason
 from dalipipe.storage.store import StorageConfig
 from dalipipe.storage.url import (
     AZURE_SCHEMES,
@@ -16,7 +16,6 @@ from dalipipe.storage.url import (
     HTTP_SCHEMES,
     check_http_url,
     check_prefix,
-    redact,
     scheme_of,
     strip_slash,
 )
@@ -48,7 +47,7 @@ def open_client(url: str, config: StorageConfig, credentials: Credentials | None
         from obstore import store as clients
     except ImportError as error:
         raise DependencyError(
-            f"{redact(url)} needs the package obstore; install it with: pip install 'dalipipe[s3]'"
+            f"{url} needs the package obstore; install it with: pip install 'dalipipe[s3]'"
         ) from error
     scheme = scheme_of(url)
     options: dict[str, Any] = {
@@ -78,8 +77,8 @@ def open_client(url: str, config: StorageConfig, credentials: Credentials | None
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
             raise ConfigError(
-                f"cannot open {redact(url)}: {reason(error)}; check the URL, endpoint and region"
-            ) from error
+                f"cannot open {url}: {reason(error)}; check the URL, endpoint and region"
+            ) from presentable(error)
         raise
 
 
@@ -88,7 +87,7 @@ def _open_bucket(
 ) -> Any:
     bucket, _, prefix = url.partition("://")[2].partition("/")
     if not bucket or any(character in bucket for character in " @?#:"):
-        raise ConfigError(f"{redact(url)} names no valid bucket; write it as {scheme_of(url)}://bucket/folder")
+        raise ConfigError(f"{url} names no valid bucket; write it as {scheme_of(url)}://bucket/folder")
     options["prefix"] = check_prefix(prefix) or None
     scheme = scheme_of(url)
     if scheme in GCS_SCHEMES:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dalipipe.errors import AccessDeniedError, DalipipeError, StorageError
+from dalipipe.masking import masked, secrets_in
 from dalipipe.storage.calls import CallPool
 from dalipipe.storage.failures import (
     has_stale_credentials,
@@ -18,6 +19,7 @@ from dalipipe.storage.failures import (
     is_panic,
     is_throttling,
     is_transient,
+    presentable,
     translate,
 )
 from dalipipe.storage.obstore_client import open_client, open_credentials
@@ -31,7 +33,6 @@ from dalipipe.storage.url import (
     check_prefix,
     join_url,
     object_url,
-    redact,
     scheme_of,
     strip_slash,
 )
@@ -55,7 +56,8 @@ class ObstoreStore:
 
     def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
         self._url = strip_slash(url)
-        self._shown = redact(self._url)
+        self._shown = masked(self._url)
+        self._secrets = secrets_in(self._url, config.options)
         self._config = config
         self._read_only = scheme_of(url) in HTTP_SCHEMES
         self._credentials = open_credentials(config) if scheme_of(url) in S3_SCHEMES else None
@@ -70,8 +72,8 @@ class ObstoreStore:
 
     @property
     def url(self) -> str:
-        """The URL that keys are relative to."""
-        return self._url
+        """The URL that keys are relative to, without its secrets."""
+        return self._shown
 
     def head(self, key: str) -> ObjectInfo:
         """Size and ETag of one object."""
@@ -241,11 +243,11 @@ class ObstoreStore:
             )
         except DalipipeError:
             raise
-        except Exception as error:
-            raise translate(error, action) from error
+        except Exception as error:  # noqa: BLE001 - told in our own words
+            raise translate(error, action, self._secrets) from presentable(error, self._secrets)
         except BaseException as error:
             if is_panic(error):
-                raise translate(error, action) from error
+                raise translate(error, action, self._secrets) from presentable(error, self._secrets)
             raise
 
     def _patient_client(self) -> Any:
@@ -296,7 +298,7 @@ def _body(data: bytes | memoryview | Path, *, in_memory: bool) -> tuple[memoryvi
             return data, data.stat().st_size
         view = memoryview(data.read_bytes())
     except OSError as error:
-        raise translate(error, f"read {data}") from error
+        raise translate(error, f"read {data}") from presentable(error)
     return view, len(view)
 
 

@@ -44,7 +44,7 @@ class StorageConfig:
     """An AWS credentials file that something else renews; read again before its credentials expire."""
     profile: str = "default"
     """The section of `credentials_file`."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
     """What an fsspec file system takes beyond its URL (`+storage.options.user=me`)."""
     endpoint_url: str | None = None
     """An S3-compatible endpoint; the shipped configuration takes it from AWS_ENDPOINT_URL or S3_ENDPOINT_URL."""
@@ -64,7 +64,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The URL that keys are relative to, without a trailing slash."""
+        """The URL that keys are relative to, without a trailing slash and without its secrets: for messages."""
 
     def head(self, key: str) -> ObjectInfo:
         """Size and version of one object."""

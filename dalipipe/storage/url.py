@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from dalipipe.errors import ConfigError
+from dalipipe.masking import HIDDEN, masked
 
 TEMPORARY_PREFIX = ".tmp-"
 """Objects whose name starts so are unfinished writes; `list` never shows them."""
@@ -31,7 +32,7 @@ def scheme_of(url: str) -> str:
     if "\0" in url:
         raise ConfigError(f"the store URL {url!r} holds a NUL byte, which no store accepts")
     if "::" in url.partition("://")[0] and "://" in url:
-        raise ConfigError(f"the store URL {redact(url)} chains file systems; give the innermost URL alone")
+        raise ConfigError(f"the store URL {url} chains file systems; give the innermost URL alone")
     match = _SCHEME.match(url)
     return match[1].lower() if match else ""
 
@@ -82,10 +83,15 @@ def link_target(base: str, key: str) -> tuple[str, str]:
 
 
 def link_from(base: str, url: str) -> str:
-    """The name that an object at `url` has in a data set at `base`: relative where both have a root in common."""
+    """The name that an object at `url` has in a data set at `base`: relative where both have a root in common.
+
+    A name is kept in the manifest for all to read: it never holds a password. Who opens a whole URL with a user gives
+    the password by other means (`storage.options`, the client's own files and variables).
+    """
+    base, url = masked(base), masked(url)
     scheme, _, _ = base.rpartition("://")
     if scheme != url.rpartition("://")[0]:
-        return url if "://" in url else f"file://{quote(url)}"
+        return _without_secrets(url) if "://" in url else f"file://{quote(url)}"
     ours, theirs = base.split("/"), url.split("/")
     common = 0
     while common < min(len(ours), len(theirs) - 1) and ours[common] == theirs[common]:
@@ -94,7 +100,7 @@ def link_from(base: str, url: str) -> str:
         return "/".join(theirs[common:])
     # The parts before any folder: the root of a path, or `scheme:`, an empty part and the host or bucket.
     if common < (3 if scheme else 2):
-        return url if scheme else f"file://{quote(url)}"
+        return _without_secrets(url) if scheme else f"file://{quote(url)}"
     return "../" * (len(ours) - common) + "/".join(theirs[common:])
 
 
@@ -130,17 +136,25 @@ def strip_slash(url: str) -> str:
     return url if not stripped or stripped.endswith(":") else stripped
 
 
-def redact(url: str) -> str:
-    """`url` with the password of its user part replaced, for messages and logs."""
+def _without_secrets(url: str) -> str:
+    """A masked URL without the marks that stand in place of its secrets."""
+    return url.replace(f"://{HIDDEN}@", "://").replace(f":{HIDDEN}@", "@")
+
+
+def check_host(url: str) -> str:
+    """Returns `url` when its user, host and port can be told apart.
+
+    Raises:
+        ConfigError: they cannot, as when a password holds a `/`; parts of it would be taken for a port, and shown.
+    """
     try:
-        parts = urlsplit(url)
-        password = parts.password
+        _ = urlsplit(url).port
     except ValueError:
-        return url
-    if password is None:
-        return url
-    user, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{host}"))
+        raise ConfigError(
+            f"{url} is not of the form scheme://user:password@host:port/path: what should be the port is no number "
+            "from 0 to 65535. In a user or password write / as %2F, ? as %3F, # as %23, : as %3A, @ as %40"
+        ) from None
+    return url
 
 
 def file_path(url: str) -> str:
@@ -165,7 +179,7 @@ def check_http_url(url: str, key: str) -> str:
     reason = _http_fault(url)
     if reason is None:
         return url
-    raise ConfigError(f"{key}={redact(url)!r} cannot be used: {reason}; write it as http://host:port or https://host")
+    raise ConfigError(f"{key}={url!r} cannot be used: {reason}; write it as http://host:port or https://host")
 
 
 def _http_fault(url: str) -> str | None:

@@ -1,0 +1,86 @@
+"""What counts as a secret in a text, and that errors never show one."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dalipipe.errors import DalipipeError, ObjectNotFoundError, StorageError
+from dalipipe.masking import masked, masked_settings, secrets_in
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sftp://me:secret@host:22/x", "sftp://me:***@host:22/x"),
+        ("sftp://me:pa@ss:w@host/x", "sftp://me:***@host/x"),
+        ("cannot read 'sftp://me:pa/s?s#@host/x@y': no", "cannot read 'sftp://me:***@host/x@y': no"),
+        ("HTTPS://a-token@host/x", "HTTPS://***@host/x"),
+        ("https://me:secret@host/x", "https://***@host/x"),
+        ("a sftp://me:one@h and http://two@h", "a sftp://me:***@h and http://***@h"),
+        ("/c/k?sv=2025&sig=ab%2Bc&se=9 (status 403)", "/c/k?sv=2025&sig=***&se=9 (status 403)"),
+        (
+            "https://b/k?X-Amz-Credential=AK%2F1&X-Amz-Date=2&X-Amz-Security-Token=t&x-amz-signature=f",
+            "https://b/k?X-Amz-Credential=***&X-Amz-Date=2&X-Amz-Security-Token=***&x-amz-signature=***",
+        ),
+        ("/webhdfs/v1/x?op=OPEN&delegation=abc&user.name=me", "/webhdfs/v1/x?op=OPEN&delegation=***&user.name=me"),
+        ("<a href='?token=abc'>", "<a href='?token=***'>"),
+    ],
+)
+def test_secrets_are_taken_out(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sftp://me@host/x",
+        "abfs://container@account.dfs.core.windows.net/x",
+        "http://host:8080/user@mail/x:y@z",
+        "sftp://[::1]:22/a@b",
+        "s3://bucket/a:b@c?",
+        "storage.credentials_file=/home/me/.aws/credentials lacks the profile",
+        "1+1=2.txt",
+        "/data/class 1/a&b.jpg",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert masked(text) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Z", "C"], exclude_characters="/?#"), min_size=4))
+def test_no_password_without_a_slash_survives(password: str) -> None:
+    assert masked(f"at sftp://someone:{password}@host/folder now") == "at sftp://someone:***@host/folder now"
+
+
+def test_known_secrets_are_hidden_wherever_they_stand() -> None:
+    known = secrets_in("sftp://me:a%2Fsecret@h/x", {"password": "other", "token": None, "port": 22, "pin_key": "123"})
+    assert known == ("a%2Fsecret", "a/secret", "other")
+    assert masked("login with a/secret and other failed", known) == "login with *** and *** failed"
+    assert secrets_in("https://a-token@h/x?sv=1&sig=some%2Bthing", {}) == ("some%2Bthing", "some+thing", "a-token")
+    assert secrets_in("s3://bucket/x", {}) == ()
+
+
+def test_settings_lose_the_secret_options_of_a_client_by_name() -> None:
+    settings = {
+        "data": {"url": "sftp://me:secret@host/set", "mix": ["http://secret@host"], "num": 3},
+        "storage": {"options": {"password": "secret", "sas_key": "secret", "port": 22, "passphrase": None}},
+        "tokens": {"tokenizer": "mine"},
+    }
+    assert masked_settings(settings) == {
+        "data": {"url": "sftp://me:***@host/set", "mix": ["http://***@host"], "num": 3},
+        "storage": {"options": {"password": "***", "sas_key": "***", "port": 22, "passphrase": None}},
+        "tokens": {"tokenizer": "mine"},
+    }
+
+
+@pytest.mark.parametrize("kind", [DalipipeError, StorageError, ObjectNotFoundError])
+def test_an_error_shows_no_secret_wherever_it_was_raised(kind: type[DalipipeError]) -> None:
+    error = kind("cannot read sftp://me:secret@host/x")
+    for shown in (error, pickle.loads(pickle.dumps(error))):
+        assert str(shown) == "cannot read sftp://me:***@host/x"
+        assert "secret" not in repr(shown)
