@@ -49,34 +49,80 @@ def suspicion(data: Bytes) -> str | None:
 
 
 def _has_sound_tables(view: memoryview) -> bool:
-    """Whether the segments before the first scan follow each other and the Huffman tables can be (T.81, B.2.4.2): what
-    else makes a decoder, and with it the whole batch, fail."""
-    at, has_frame = 2, False
+    """Whether the segments before the first scan follow each other, and what they say can be decoded (T.81, annex B.2):
+    what else makes a decoder, and with it the whole batch, fail. Damage behind them makes none fail, it only shows."""
+    at, is_progressive = 2, False
+    tables: set[int] = set()  # as DHT names them, and 32 + a quantization table's number
+    components: dict[int, int] = {}
     try:
         while True:
             marker = view[at + 1]
             if view[at] != 0xFF:
                 return False
-            if marker == 0xDA:
-                return has_frame
             if marker == 0xFF:  # fill
                 at += 1
                 continue
             stop = at + 2 + (view[at + 2] << 8 | view[at + 3])
+            segment = view[at + 4 : stop]
+            if marker == 0xDA:
+                return _is_sound_scan(segment, components, tables, is_progressive)
             if marker == 0xC4:
-                table = at + 4
-                while table < stop:
-                    num_codes = sum(view[table + 1 : table + 17])
-                    if num_codes > 256:
-                        return False
-                    table += 17 + num_codes
-                if table != stop:
+                if not _take_codes(segment, tables):
                     return False
-            elif 0xC0 <= marker <= 0xCF and marker not in (0xC8, 0xCC):
-                has_frame = True
+            elif marker == 0xDB:
+                place = 0
+                while place < len(segment):
+                    tables.add(32 + (segment[place] & 15))
+                    place += 129 if segment[place] >> 4 else 65
+                if place != len(segment):
+                    return False
+            elif 0xC0 <= marker <= 0xC2:  # 8 bits a sample, baseline, extended or progressive
+                if components or segment[0] != 8 or len(segment) != 6 + 3 * segment[5]:
+                    return False
+                is_progressive = marker == 0xC2
+                components = dict(zip(segment[6::3], segment[8::3], strict=True))
+                if any(not (0 < factors >> 4 < 5 and 0 < factors & 15 < 5) for factors in segment[7::3]):
+                    return False
+            elif marker < 0xDD or 0xEF < marker < 0xFE:  # neither an interval, an application's nor a comment
+                return False
             at = stop
     except IndexError:
         return False
+
+
+def _is_sound_scan(segment: memoryview, components: dict[int, int], tables: set[int], is_progressive: bool) -> bool:
+    """Whether the first scan is of components (identifier -> quantization table) of the frame, which have their
+    tables."""
+    chosen = set(segment[1:-3:2])
+    if not len(segment) == 4 + 2 * segment[0] == 4 + 2 * len(chosen) > 4:
+        return False
+    if any(32 + components.get(one, 32) not in tables for one in chosen):
+        return False
+    for codes in set(segment[2:-3:2]):
+        if codes >> 4 not in tables or not (is_progressive or 16 | codes & 15 in tables):
+            return False
+    return True
+
+
+def _take_codes(segment: memoryview, tables: set[int]) -> bool:
+    """Notes the Huffman tables of a DHT segment; whether they can be codes and fill it."""
+    place = 0
+    while place < len(segment):
+        kind, counts = segment[place], bytes(segment[place + 1 : place + 17])
+        num_codes = _num_codes(counts)
+        symbols = segment[place + 17 : place + 17 + num_codes]
+        if num_codes == 0 or kind & 0xEF > 3 or (kind < 16 and max(symbols) > 15):
+            return False
+        tables.add(kind)
+        place += 17 + num_codes
+    return place == len(segment)
+
+
+@functools.lru_cache(maxsize=1024)
+def _num_codes(counts: bytes) -> int:
+    """Codes of a Huffman table with so many codes of 1 to 16 bits; 0 where there is no such table."""
+    used = sum(num << 16 - bits for bits, num in enumerate(counts, 1))
+    return sum(counts) if len(counts) == 16 and used <= 1 << 16 and sum(counts) <= 256 else 0
 
 
 # Words of the reasons, and the few kinds that they are counted by.
@@ -159,18 +205,22 @@ def _decode(arrays: Sequence[Bytes], chunk: Sequence[int], reasons: list[str | N
             reasons[index] = f"the decoder does not know this format ({str(error).splitlines()[0][:80]})"
     if not streams:
         return
-    for index, image in zip(indices, _decoder(num_threads).decode(streams), strict=True):
+    # It would take one thread less than the CPUs anyway, and print a warning.
+    decoder = _decoder(max(1, min(num_threads, len(os.sched_getaffinity(0)) - 1)))
+    for index, image in zip(indices, decoder.decode(streams), strict=True):
         if image is None:
             reasons[index] = "damaged or cut short: the decoder gave up"
 
 
-@functools.cache
-def _decoder(num_threads: int) -> Any:
+def open_decoder(num_threads: int) -> Any:
+    """nvImageCodec's decoder on the CPU with that many threads; it gives None for an image that it cannot decode."""
     from nvidia import nvimgcodec
 
     return nvimgcodec.Decoder(
         device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
-        # It would take one less than the CPUs anyway, and print a warning.
-        max_num_cpu_threads=max(1, min(num_threads, len(os.sched_getaffinity(0)) - 1)),
+        max_num_cpu_threads=num_threads,
         backends=[nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)],
     )
+
+
+_decoder = functools.cache(open_decoder)

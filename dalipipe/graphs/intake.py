@@ -135,6 +135,11 @@ class IntakeDesk:
         self._num_threads = num_threads
         self._recorder = recorder
 
+    @property
+    def drops(self) -> bool:
+        """Whether a bad sample leaves the batch instead of being replaced."""
+        return self._quarantine.drops
+
     def accept(self, step: Step) -> Intake:
         """Takes a step in. What looks bad is decoded on its own now and, when it is bad, replaced.
 

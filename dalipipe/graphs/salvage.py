@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dalipipe.errors import PipelineError
-from dalipipe.graphs.check import undecodable
+from dalipipe.errors import CorruptSampleError, PipelineError
+from dalipipe.graphs.bysample import Pixels, SampleLane
+from dalipipe.graphs.check import undecodable, upright_size
 from dalipipe.graphs.image import Backend
 from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane
@@ -89,6 +90,33 @@ class Salvage:
             f"of the batch passes alone: {first_line(error)}"
         ) from error
 
+    def mend(self, intake: Intake, outputs: dict[str, list[Pixels | None]], lane: SampleLane) -> Any:
+        """The outputs of a `SampleLane` without gaps: the bad samples are replaced or dropped, and only what takes
+        their places is decoded; None when nothing is left.
+
+        Raises: as `decode`.
+        """
+        decoded = dict(zip(self.fed(intake), outputs["image"], strict=True))
+        for _ in range(_MAX_ROUNDS):
+            failed = [row for row, image in decoded.items() if image is None]
+            if not failed:
+                return {"image": list(decoded.values())} if decoded else None
+            reasons = self._undecodable(intake, failed)
+            for row in failed:
+                if reasons[row] is None and not self._resized(intake, row):
+                    reasons[row] = "the graph refuses it: it decodes, but not its window"
+                del decoded[row]
+            kept = [row for row in range(len(intake)) if not (reasons.get(row) and self._desk.drops)]
+            self._replace(intake, reasons)
+            decoded = {new: decoded[row] for new, row in enumerate(kept) if row in decoded}
+            rows = [row for row in self.fed(intake) if row not in decoded]
+            decoded |= zip(rows, lane.decode(intake.graph_inputs(self._size, rows)) if rows else [], strict=True)
+            decoded = dict(sorted(decoded.items()))
+        raise PipelineError(
+            f"epoch {intake.step.epoch}, step {intake.step.step}: rows {failed} do not decode although their samples "
+            "pass alone"
+        )
+
     def rescale(self, intake: Intake, error: ScaledDecodeError) -> Any:
         """The outputs for a batch of which some rows did not decode at a scale: they are decoded whole or replaced.
 
@@ -118,6 +146,18 @@ class Salvage:
         images = [intake.images[row] for row in rows]
         reasons = undecodable(images, max_pixels=self._max_pixels, num_threads=self._num_threads)
         return dict(zip(rows, reasons, strict=True))
+
+    @staticmethod
+    def _resized(intake: Intake, row: int) -> bool:
+        """Whether the index had a wrong size, and so a window outside the image; the row has the right one now."""
+        try:
+            size = upright_size(intake.images[row])
+        except CorruptSampleError:
+            return False
+        if size == tuple(intake.sizes[row].tolist()):
+            return False
+        intake.sizes[row] = size
+        return True
 
     def _replace(self, intake: Intake, reasons: dict[int, str | None]) -> None:
         for row, reason in reasons.items():

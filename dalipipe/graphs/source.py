@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import logging
 import os
 import threading
 from collections import deque
@@ -12,17 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
 from dalipipe.graphs.assemble import Assembler
+from dalipipe.graphs.bysample import SampleLane
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import Batch, BatchSource
 from dalipipe.graphs.custom import is_custom
 from dalipipe.graphs.handover import HandOver
-from dalipipe.graphs.image import Backend, SizeHint
+from dalipipe.graphs.image import Backend, SizeHint, input_names
 from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane, release_memory
 from dalipipe.graphs.limits import check_config, check_kept, device_number
 from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.quarantine import Quarantine
-from dalipipe.graphs.salvage import Salvage
+from dalipipe.graphs.salvage import Salvage, first_line
 from dalipipe.graphs.scaled import ScaledDecodeError
 from dalipipe.order.step import Prefetcher
 from dalipipe.telemetry import Recorder, Stage
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 _ASSEMBLE_TIMEOUT_S = 120.0
 _CLOSE_WAIT_S = 1.5
 _MAX_ROUNDS = 4
+
+_log = logging.getLogger(__name__)
 
 
 def open_source(
@@ -148,9 +153,12 @@ class LocalSource:
         backends: tuple[Backend, ...] = ("cpu",) if device_id is None else ("mixed", "host")
         # A lane that asks for inputs ahead would wait for a step with something left to decode, perhaps for ever.
         bypassed = kept is not None or tier is not None or graph.jpeg_scale != "off"
-        self._lane = self._new_lane(backends[0], 1 if bypassed else queue_depth)
+        self._lane_depth = 1 if bypassed else queue_depth
+        self._lane: Lane | SampleLane = self._new_lane(backends[0], self._lane_depth)
+        # On a GPU the decoder is part of one graph; so it is in a graph of the user's own.
+        self._separable = device_id is None and tier is None and not is_custom(graph.name)
         self._assembler: Assembler | None = None
-        if device_id is None and tier is None and graph.name != "image_raw" and not is_custom(graph.name):
+        if self._separable and graph.name != "image_raw":
             self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, kept=kept)
         self._salvage = Salvage(
             desk,
@@ -247,14 +255,21 @@ class LocalSource:
             failure, self._failure = cast(BaseException, self._failure), None
             raise failure
         intake, future = self._assembling.popleft()
+        try:
+            return intake, self._assembled(intake, future)
+        except BaseException:
+            self._retired.append(intake)
+            raise
+
+    def _assembled(self, intake: Intake, future: Future[Any]) -> Any:
         for _ in range(_MAX_ROUNDS):
             try:
-                return intake, future.result(_ASSEMBLE_TIMEOUT_S)
+                return future.result(_ASSEMBLE_TIMEOUT_S)
             except ScaledDecodeError as error:
                 with self._recorder.span(Stage.SALVAGE):
                     decoded = self._salvage.rescale(intake, error)
                 future = self._finisher.submit(self._assemble, intake, decoded)
-            except TimeoutError:
+            except concurrent.futures.TimeoutError:  # before Python 3.11 not the builtin one
                 raise PipelineTimeoutError(
                     f"epoch {intake.step.epoch}, step {intake.step.step}: resize and normalise took more than "
                     f"{_ASSEMBLE_TIMEOUT_S:g} s; the CPUs are overcommitted, lower graph.num_threads"
@@ -277,11 +292,42 @@ class LocalSource:
             self._take_in()
         intake = self._fifo.popleft()
         try:
-            with self._recorder.span(Stage.DECODE):
-                return intake, self._lane.run()
-        except RuntimeError as error:
-            with self._recorder.span(Stage.SALVAGE):
-                return intake, self._salvage.decode(intake, error)
+            return intake, self._decoded(intake)
+        except BaseException:
+            self._retired.append(intake)  # to be released like those that were delivered
+            raise
+
+    def _decoded(self, intake: Intake) -> Any:
+        if isinstance(self._lane, Lane):
+            try:
+                with self._recorder.span(Stage.DECODE):
+                    return self._lane.run()
+            except RuntimeError as error:
+                if not self._separable:
+                    with self._recorder.span(Stage.SALVAGE):
+                        return self._salvage.decode(intake, error)
+                self._lane = self._separate(self._lane, intake, error)
+        with self._recorder.span(Stage.DECODE):
+            decoded = self._lane.run()
+        if all(image is not None for image in decoded["image"]):
+            return decoded
+        with self._recorder.span(Stage.SALVAGE):
+            return self._salvage.mend(intake, decoded, self._lane)
+
+    def _separate(self, lane: Lane, intake: Intake, error: RuntimeError) -> SampleLane:
+        """From the first batch on that DALI refuses each image is decoded on its own: as fast, the same bits, and the
+        next bad one costs no batch."""
+        lane.close()
+        _log.info("DALI refused a batch, each image is decoded on its own from here on: %s", first_line(error))
+        separate = SampleLane(
+            windowed="start" in input_names(self._graph, "cpu"),
+            num_threads=self._num_threads,
+            queue_depth=self._lane_depth,
+        )
+        for waiting in (intake, *self._fifo):
+            if waiting.is_fed:
+                separate.push(waiting.graph_inputs(self._graph.size, self._salvage.fed(waiting)))
+        return separate
 
     def _take_in(self) -> None:
         step = self._prefetcher.next()

@@ -51,6 +51,7 @@ class MemoryPrefetcher:
     """Steps of `batch_size` samples in the order of `ids(epoch)`, epoch after epoch.
 
     tail: what the short last step is (`drop`, `partial`, `pad`). fail_at: calls of `next` (from 0) that raise.
+    false_sizes: heights and widths that the index states wrongly, by id.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class MemoryPrefetcher:
         ids: Callable[[int], Sequence[int]] | None = None,
         fields: dict[str, Sequence[bytes]] | None = None,
         fail_at: dict[int, Exception] | None = None,
+        false_sizes: dict[int, tuple[int, int]] | None = None,
     ) -> None:
         columns = {"image": images, "label": [b"%d" % (i % 10) for i in range(len(images))], **(fields or {})}
         self._columns = {name: [np.frombuffer(data, np.uint8) for data in column] for name, column in columns.items()}
@@ -74,6 +76,8 @@ class MemoryPrefetcher:
             except ValueError:
                 continue
             self._sizes[i] = header.height, header.width
+        for i, size in (false_sizes or {}).items():
+            self._sizes[i] = size
         self._steps = self._walk(batch_size, tail, ids or (lambda epoch: range(self._num)))
         self._fail_at = fail_at or {}
         self.num_calls = 0

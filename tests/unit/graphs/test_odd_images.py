@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageOps
 
@@ -114,16 +115,56 @@ def test_no_good_file_is_suspected_but_for_what_was_appended() -> None:
     """Suspicion costs a decode; a broken table is seen before it fails a batch."""
     suspected = {name for name, make in GOOD.items() if suspicion(np.frombuffer(make(), np.uint8)) is not None}
     assert suspected == {"jpeg with trailing bytes"}
-    data = _saved("JPEG")
-    at = data.index(b"\xff\xc4") + 4
-    for broken in (
-        data[:at] + b"\xff" * 20 + data[at + 20 :],
-        data[:2] + b"\0" * 40 + data[42:],
-        data.replace(b"\xff\xc0", b"\xff\xfe"),
-        b"\xff\xd8" + b"\xff" * 50 + b"\xff\xd9",
-        b"\xff\xd8\xff\xd9",
-    ):
-        assert suspicion(np.frombuffer(broken, np.uint8)) == "jpeg header is damaged"
+
+
+def _patched(data: bytes, marker: bytes, at: int, value: int) -> bytes:
+    """With one byte of the first segment of that marker changed; counted from behind its length."""
+    place = data.index(marker) + 4 + at
+    return data[:place] + bytes([value]) + data[place + 1 :]
+
+
+BROKEN_HEADERS: dict[str, Callable[[bytes], bytes]] = {
+    "more codes than bits allow": lambda data: _patched(data, b"\xff\xc4", 1, 3),
+    "more codes than there can be": lambda data: _patched(data, b"\xff\xc4", 16, 255),
+    "a code table of a number too high": lambda data: _patched(data, b"\xff\xc4", 0, 0x41),
+    "no table for the scan": lambda data: _patched(data, b"\xff\xda", 2, 0x33),
+    "a scan of a component that is not there": lambda data: _patched(data, b"\xff\xda", 1, 77),
+    "a scan of the same component twice": lambda data: _patched(data, b"\xff\xda", 3, 1),
+    "no quantization tables": lambda data: data.replace(b"\xff\xdb", b"\xff\xfe"),
+    "a quantization table short of bytes": lambda data: _patched(data, b"\xff\xdb", 0, 0x10),
+    "a frame of 12 bits": lambda data: _patched(data, b"\xff\xc0", 0, 12),
+    "a frame of samplings that cannot be": lambda data: _patched(data, b"\xff\xc0", 7, 0x51),
+    "a frame of another length": lambda data: _patched(data, b"\xff\xc0", 5, 9),
+    "two frames": lambda data: data[:2] + data[data.index(b"\xff\xc0") :][:19] + data[2:],
+    "no frame": lambda data: data.replace(b"\xff\xc0", b"\xff\xfe"),
+    "a process that is not supported": lambda data: data.replace(b"\xff\xc0", b"\xff\xc3"),
+    "an unknown marker": lambda data: data.replace(b"\xff\xe0", b"\xff\x42"),
+    "no marker": lambda data: data[:2] + b"\0" * 40 + data[42:],
+    "nothing but fill": lambda _: b"\xff\xd8" + b"\xff" * 50 + b"\xff\xd9",
+    "nothing between the ends": lambda _: b"\xff\xd8\xff\xd9",
+}
+
+
+@pytest.mark.parametrize("make", BROKEN_HEADERS.values(), ids=BROKEN_HEADERS)
+def test_a_header_that_no_decoder_takes_is_suspected(make: Callable[[bytes], bytes]) -> None:
+    """So that it fails no batch."""
+    data = np.frombuffer(make(_saved("JPEG")), np.uint8)
+    assert suspicion(data) == "jpeg header is damaged"
+    assert undecodable([data]) != [None]
+
+
+def test_damage_behind_the_header_of_a_jpeg_fails_no_decoder() -> None:
+    """Pages that are gone, flipped bits, markers out of place: it only shows, so there is no use in a scan for it."""
+    data, random = _saved("JPEG", quality=95), np.random.Generator(np.random.Philox(8))
+    scan = data.index(b"\xff\xda") + 14
+    damaged = []
+    for marker in range(1, 255):
+        at = int(random.integers(scan, len(data) - 4))
+        damaged.append(data[:at] + bytes([0xFF, marker]) + data[at + 2 :])
+    for _ in range(40):
+        at, page = int(random.integers(scan, len(data) - 600)), random.bytes(512)
+        damaged += [data[:at] + filling + data[at + 512 :] for filling in (page, bytes(512))]
+    assert undecodable(damaged) == [None] * len(damaged)
 
 
 def test_good_files_through_crop_and_resize() -> None:

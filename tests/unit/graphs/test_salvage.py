@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,70 @@ def test_records_and_messages_say_where_the_sample_lies(tmp_path: Path) -> None:
     with pytest.raises(QuarantineError, match=r"sample 5, key fox/5 in 00001.tar at byte 2560, \(epoch 0, step 0\)"):
         next(source)
     source.close()
+
+
+def test_only_the_first_bad_sample_that_nobody_suspected_costs_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """From there on each image is decoded on its own, which a bad one does not disturb; said once."""
+    images = sized_jpegs(64)
+    for i in range(1, 64, 8):
+        images[i] = DAMAGED
+    with caplog.at_level(logging.INFO, "dalipipe.graphs.source"):
+        batches, recorder = _run(images, 16)
+    assert [batch.tensors["id"][1] for batch in batches[::2]] == [i + 1 for i in range(1, 64, 8)]
+    assert recorder.snapshot()["quarantined"] == 8
+    assert [record.getMessage().count("each image is decoded on its own") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("name", ["image_train", "image_eval", "image_raw"])
+def test_a_window_that_follows_from_a_wrong_size_in_the_index_loses_no_good_sample(name: str) -> None:
+    """The header has the last word, before and after the first bad sample."""
+    images = sized_jpegs(16)
+    images[2] = DAMAGED
+    graph = GraphConfig(name=name, size=32, resize_shorter=40, num_threads=2, scale=(0.9, 1.0))
+    wrong = {1: (900, 1200), 5: (900, 1200), 14: (900, 1200)}
+    source = open_memory(MemoryPrefetcher(images, 4, false_sizes=wrong), graph=graph)
+    batches = [next(source) for _ in range(4)]
+    source.close()
+    clean, recorder = _run(images, 4, graph=graph)
+    for batch, reference in zip(batches, clean, strict=True):
+        assert batch.tensors["id"].tolist() == reference.tensors["id"].tolist()
+        assert all(torch.equal(*pair) for pair in zip(batch.tensors["image"], reference.tensors["image"], strict=True))
+    assert recorder.snapshot()["quarantined"] == 1
+
+
+@pytest.mark.parametrize("policy", ["substitute", "drop"])
+@pytest.mark.parametrize("scale", ["off", "auto"])
+def test_a_run_that_starts_at_any_step_delivers_the_same(policy: str, scale: str) -> None:
+    """What was met before, and by which decoder, leaves no trace: ids and pixels bit for bit, known or not."""
+    images = [jpeg_bytes(i, height=240, width=300) for i in range(32)]
+    for i, bad in {1: DAMAGED, 3: CUT, 9: DAMAGED, 10: DAMAGED, 11: b"", 22: DAMAGED, 31: DAMAGED}.items():
+        images[i] = bad
+    options = {
+        "graph": GraphConfig(size=32, num_threads=2, jpeg_scale=scale),
+        "quarantine": QuarantineConfig(policy=policy, max_fraction=1),
+    }
+    whole, _ = _run(images, 16, **options)
+    for start in (1, 2, 5, 7):
+        order = [*range(start * 4, 32)]
+        source = open_memory(MemoryPrefetcher(images, 4, ids=lambda _, order=order: order), queue_depth=1, **options)
+        rest = [next(source) for _ in range(8 - start)]
+        source.close()
+        for batch, reference in zip(rest, whole[start:8], strict=True):
+            assert batch.tensors["id"].tolist() == reference.tensors["id"].tolist()
+            assert batch.tensors["label"].tolist() == reference.tensors["label"].tolist()
+            assert torch.equal(batch.tensors["image"], reference.tensors["image"])
+    for first, second in zip(whole[:8], whole[8:], strict=True):  # all of them known
+        assert first.tensors["id"].tolist() == second.tensors["id"].tolist()
+
+
+@pytest.mark.parametrize("bad", [DAMAGED, CUT])
+def test_a_step_that_stops_the_run_is_released_too(bad: bytes) -> None:
+    """No view outlives the source, whichever stage raised."""
+    prefetcher = MemoryPrefetcher([*sized_jpegs(6), bad, *sized_jpegs(9)], 4)
+    source = open_memory(prefetcher, quarantine=QuarantineConfig(policy="raise"))
+    with pytest.raises(QuarantineError):
+        for _ in range(3):
+            next(source)
+    source.close()
+    assert sorted(prefetcher.released) == [(0, step) for step in range(len(prefetcher.released))]
+    assert len(prefetcher.released) == prefetcher.num_calls
