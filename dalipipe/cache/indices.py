@@ -9,6 +9,7 @@ from pathlib import Path
 from dalipipe.cache.blockstore import TRAILER_BYTES, is_whole, trailer
 from dalipipe.cache.mapping import map_path
 from dalipipe.cache.publish import publish
+from dalipipe.shards.checksums import ENDING as CHECKSUMS_ENDING
 from dalipipe.storage.store import Store
 from dalipipe.telemetry import Recorder, Stage
 
@@ -26,7 +27,9 @@ class NodeIndices:
         self._recorder = recorder
 
     def read(self, name: str) -> bytes | memoryview:
-        """The bytes of the index `name`."""
+        """The bytes of the index `name`. Checksums that were added later are never kept: they may grow."""
+        if name.endswith(CHECKSUMS_ENDING):
+            return self._store.read(name)
         path = self._directory / name
         kept = self._kept(path)
         if kept is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dalipipe.cache.blockstore import LOCKS_NAME, TRAILER_BYTES, is_whole
 from dalipipe.cache.config import CacheConfig
+from dalipipe.cache.firstread import FIRST_READS_NAME
 from dalipipe.cache.folders import free_bytes, memory_folder
 from dalipipe.cache.locks import lock_unused
 from dalipipe.cache.mapping import map_path, resident_bytes
@@ -97,24 +98,30 @@ def verify(
     return _report(config, sets, corrupt=corrupt)
 
 
-def clear(config: CacheConfig, *, force: bool = False) -> CacheReport:
+def clear(config: CacheConfig, *, force: bool = False, first_reads: bool = False) -> CacheReport:
     """Drops the blocks of all data sets that no job of the node uses, and reports what was dropped.
 
     Args:
         force: those in use too. Their jobs go on: views that are held keep their bytes, and dropped blocks are fetched
             again.
+        first_reads: also forget the checksums of what was read first, as when a data set was replaced on purpose.
     """
     sets, skipped = [], 0
+    kept = set()
     for tier, folder in _data_sets(config):
         unused = lock_unused(folder / LOCKS_NAME)
         try:
             if unused is None and not force:
                 skipped += 1
+                kept.add(folder.name)
                 continue
             sets.append(_set_report(tier, folder, drop_blocks(folder), in_use=unused is None))
         finally:
             if unused is not None:
                 unused.release()
+    for folder in _folders(Path(config.dir)) if first_reads else ():
+        if folder.name not in kept:
+            (folder / FIRST_READS_NAME).unlink(missing_ok=True)
     return _report(config, sets, skipped=skipped)
 
 

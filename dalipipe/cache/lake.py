@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from dalipipe.cache.firstread import FirstReads
 from dalipipe.errors import (
     AccessDeniedError,
     IntegrityError,
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Extent(Protocol):
-    """Bytes [start, stop) of the shard named `shard` and their xxh3-64."""
+    """Bytes [start, stop) of the shard named `shard`, their xxh3-64, and the number of this part of a block, which no
+    other part of the data set has."""
 
     @property
     def shard(self) -> str: ...
@@ -33,6 +35,8 @@ class Extent(Protocol):
     def stop(self) -> int: ...
     @property
     def digest(self) -> int: ...
+    @property
+    def part(self) -> int: ...
 
 
 class BlockMap(Protocol):
@@ -59,13 +63,17 @@ class Fetched:
 class LakeReader:
     """Reads blocks from the store into memory and lets only bytes pass that match the manifest.
 
-    Where the manifest knows no digest, the cache's own over what was read first holds from then on.
+    Where the manifest knows no digest, that of what the node read first holds from then on.
+
+    Args:
+        first: what the node read first; None where nothing is kept.
     """
 
-    def __init__(self, manifest: BlockMap, store: Store, recorder: Recorder) -> None:
+    def __init__(self, manifest: BlockMap, store: Store, recorder: Recorder, first: FirstReads | None = None) -> None:
         self._manifest = manifest
         self._store = store
         self._recorder = recorder
+        self._first = first
 
     def read(self, block: int) -> memoryview:
         """Returns the block's bytes, uint8 [block_bytes], read-only, its extents joined.
@@ -85,20 +93,29 @@ class LakeReader:
         return buffer.toreadonly()
 
     def _read_checked(self, extent: Extent, into: memoryview) -> None:
-        key = extent.shard
-        found = 0
+        key, stated, found = extent.shard, extent.digest, 0
+        if stated == NO_DIGEST and self._first is not None:
+            stated = self._first.get(extent.part)
         for attempt in range(2):
             if attempt:
                 self._recorder.add("retries")
             self._read_extent(key, extent, into)
             self._recorder.add("bytes_read.lake", len(into))
             found = digest64(into)
-            if extent.digest in (found, NO_DIGEST):
+            if stated == NO_DIGEST and self._first is not None:
+                stated = self._first.keep(extent.part, found)
+            if stated in (found, NO_DIGEST):
                 return
+        where = f"bytes [{extent.start}, {extent.stop}) of {self._store.url}/{key} have xxh3-64 {found:016x}"
+        if extent.digest == NO_DIGEST and self._first is not None:
+            raise IntegrityError(
+                f"{where}, also when read again; when this node read them first they had {stated:016x} (kept in "
+                f"{self._first.path}): the shard was changed or is corrupt. Restore it; if it was replaced on purpose, "
+                "run `dalipipe index` again and `dalipipe cache clear first_reads=true` on every node"
+            )
         raise IntegrityError(
-            f"bytes [{extent.start}, {extent.stop}) of {self._store.url}/{key} have xxh3-64 {found:016x}, the manifest "
-            f"says {extent.digest:016x}, also when read again; the shard was changed or is corrupt: copy "
-            "it again from where it came, or pack again; `dalipipe verify` lists all that is damaged"
+            f"{where}, the manifest says {stated:016x}, also when read again; the shard was changed or is corrupt: "
+            "copy it again from where it came, or pack again; `dalipipe verify` lists all that is damaged"
         )
 
     def _read_extent(self, key: str, extent: Extent, into: memoryview) -> None:

@@ -14,6 +14,7 @@ from dalipipe.cache.blockstore import LOCKS_NAME, BlockStore
 from dalipipe.cache.budget import Budget, check_budget, plan_budgets
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.contract import EvictionPolicy
+from dalipipe.cache.firstread import FirstReads, first_reads_path
 from dalipipe.cache.folders import memory_folder
 from dalipipe.cache.inspect import drop_blocks
 from dalipipe.cache.lake import BlockMap, LakeReader
@@ -113,9 +114,13 @@ class _Opening:
         tiers = self._tiers(budgets)
         about = self._about(budgets)
         _log.info("cache: %s", about)
+        first = None
+        if self._config.dir:
+            first = FirstReads(first_reads_path(self._config.dir, self._manifest.identity))
+        lake = LakeReader(self._manifest, self._store, self._recorder, first)
         return TieredCache(
             self._manifest,
-            PooledReader(self._manifest, LakeReader(self._manifest, self._store, self._recorder), self._open_pool()),
+            PooledReader(self._manifest, lake, self._open_pool(), first),
             tiers,
             wait_s=self._config.wait_s,
             recorder=self._recorder,

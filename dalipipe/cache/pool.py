@@ -12,6 +12,7 @@ import numpy as np
 
 from dalipipe.cache.blockstore import SET_BLOCKS, TRAILER_BYTES, is_whole, trailer
 from dalipipe.cache.contract import EvictionPolicy
+from dalipipe.cache.firstread import FirstReads
 from dalipipe.cache.lake import BlockMap, Fetched, LakeReader
 from dalipipe.errors import ObjectNotFoundError, StorageError
 from dalipipe.telemetry import Recorder
@@ -50,8 +51,11 @@ class Pool:
         self._lock = threading.Lock()
         self._rests_until_s = float("-inf")
 
-    def read(self, block: int, num_bytes: int) -> memoryview | None:
-        """The block's bytes, or None where the pool has none that are sound, or cannot be reached."""
+    def read(
+        self, block: int, num_bytes: int, agrees: Callable[[memoryview], bool] = lambda _data: True
+    ) -> memoryview | None:
+        """The block's bytes, or None where the pool has none that are sound and that `agrees` takes, or cannot be
+        reached."""
         if not self.policy.admits(block) or self._clock() < self._rests_until_s:
             return None
         buffer = np.empty(num_bytes + TRAILER_BYTES, np.uint8).data
@@ -65,7 +69,7 @@ class Pool:
             else:
                 self._rest("read", error)
             return None
-        if not is_whole(buffer):
+        if not is_whole(buffer) or not agrees(buffer[:num_bytes]):
             self._recorder.add("pool_corrupt")
             return None
         self._recorder.add("blocks_hit.pool")
@@ -111,17 +115,24 @@ class Pool:
 
 
 class PooledReader:
-    """Blocks from the pool where it has them, else from the lake and then into the pool."""
+    """Blocks from the pool where it has them, else from the lake and then into the pool.
 
-    def __init__(self, manifest: BlockMap, lake: LakeReader, pool: Pool | None) -> None:
+    Args:
+        first: what the node read first, which the pool is held to as well; None where nothing is kept.
+    """
+
+    def __init__(
+        self, manifest: BlockMap, lake: LakeReader, pool: Pool | None, first: FirstReads | None = None
+    ) -> None:
         self._manifest = manifest
         self._lake = lake
         self._pool = pool
+        self._first = first
 
     def read(self, block: int) -> Fetched:
         """The block's bytes and where they came from. Raises as `LakeReader.read`."""
         if self._pool is not None:
-            data = self._pool.read(block, self._manifest.block_bytes(block))
+            data = self._pool.read(block, self._manifest.block_bytes(block), lambda data: self._agrees(block, data))
             if data is not None:
                 return Fetched(data, "pool")
         fetched = Fetched(self._lake.read(block), "lake")
@@ -133,3 +144,8 @@ class PooledReader:
         """Idempotent."""
         if self._pool is not None:
             self._pool.close()
+        if self._first is not None:
+            self._first.close()
+
+    def _agrees(self, block: int, data: memoryview) -> bool:
+        return self._first is None or self._first.agrees(self._manifest.extents(block), data)

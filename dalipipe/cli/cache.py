@@ -83,7 +83,7 @@ def _verify(cfg: CacheJob, as_json: bool) -> int:
 def _clear(cfg: CacheJob, as_json: bool) -> int:
     from dalipipe.cache.inspect import clear
 
-    report = clear(cfg.cache, force=cfg.force)
+    report = clear(cfg.cache, force=cfg.force, first_reads=cfg.first_reads)
     text = f"{cfg.cache.dir} cleared of {_amount(report)}"
     if report.skipped:
         text += f"; {report.skipped} data sets are in use by a running job and were left alone (force=true drops them)"

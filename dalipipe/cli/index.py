@@ -23,6 +23,6 @@ def run(cfg: IndexJob, *, as_json: bool) -> int:
         f"reading {format_bytes(done.bytes_read)} of them: {cfg.target or cfg.source}"
     )
     if not done.checksums:
-        text += "\nchecksums are not known yet: `dalipipe verify URL repair=true` reads every byte once and adds them"
+        text += "\nchecksums are not known yet: `dalipipe verify URL checksums=all` reads every byte once and adds them"
     emit(asdict(done), text, as_json=as_json)
     return 0

@@ -35,14 +35,19 @@ class InspectJob:
     data: DataConfig = field(default_factory=DataConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     decode: str = "sample"
-    """`verify`: which images are decoded: `none`, `sample` (the first of every block) or `all`."""
+    """`verify`: which images are decoded: `none`, `sample` (the first of up to 8 blocks of every shard) or `all`."""
+    checksums: str = "none"
+    """`verify`: add checksums that the manifest does not know: `all` (of what is read and found whole), `kept` (of what
+    this node read first, by its cache; nothing is read or checked) or `none`. It stays the same data set."""
     repair: bool = False
-    """`verify`: make damaged indices again, fetch damaged shards from `repair_from`, add checksums that are not known
-    yet, and leave out what cannot be mended."""
+    """`verify`: make damaged indices again, fetch damaged shards from `repair_from`, leave out what cannot be mended,
+    and add checksums as `checksums=all` does."""
     repair_from: str = ""
     """`verify`: the URL of a whole copy of the data set."""
     workers: int = 0
     """`verify`: shards checked at once; 0 = one per CPU, 1 = in this process."""
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    """`verify`: `cache.dir` is where this node keeps the checksums of what it read first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +106,9 @@ class CacheJob:
     """`verify`: drop corrupt blocks, so that they are fetched again."""
     force: bool = False
     """`clear`: drop blocks of data sets that a running job uses, too."""
+    first_reads: bool = False
+    """`clear`: also forget the checksums of what was read first (where manifests know none), as when tars were replaced
+    on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,8 +74,8 @@ class IndexConfig:
     block_bytes: int | float | str = "auto"
     """As `pack.block_bytes`."""
     checksums: bool = False
-    """Read every byte once for checksums of shards and blocks; without it they are unknown until `verify`
-    with `repair=true` has read them."""
+    """Read every byte once for checksums of shards and blocks; without it they are unknown until `verify` with
+    `checksums=all` has read them, or with `checksums=kept` taken them from what a node read first."""
     window_bytes: int | float | str = "16KiB"
     """What one request for headers fetches; members smaller than this cost none of their own."""
     dali: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -18,17 +19,20 @@ from dalipipe.errors import (
     SourceError,
     TargetExistsError,
 )
+from dalipipe.packing.braces import expand_braces
 from dalipipe.packing.config import IndexConfig
 from dalipipe.packing.discover import TAR_ENDINGS
 from dalipipe.packing.inputs import is_compressed
 from dalipipe.packing.plan import DOTS, block_samples
 from dalipipe.packing.verify import open_linked
 from dalipipe.packing.written import Written, publish, read_digests
+from dalipipe.shards.checksums import checksums_name
 from dalipipe.shards.digest import NO_DIGEST
 from dalipipe.shards.fields import field_of
 from dalipipe.shards.header import HEADER_NAME
 from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.shards.index import Rows
+from dalipipe.shards.manifest import index_name
 from dalipipe.shards.tar import SampleExtent, scan_tar
 from dalipipe.shards.webdataset import Group, HeaderWindow, group_neighbours
 from dalipipe.storage.open import open_store
@@ -73,7 +77,8 @@ def index(
 ) -> IndexReport:
     """Makes a manifest over the tars under the URL `source`, at the URL `target` (empty: beside them).
 
-    Memory is about 250 bytes a sample. Tars are taken in the order of their names.
+    Memory is about 250 bytes a sample. Tars are taken in the order of their names. A `source` that ends in a name, with
+    braces or without (`https://host/set/part-{000..127}.tar`), is not listed: web servers cannot be.
 
     Raises:
         ConfigError: a value of `config` can never work.
@@ -82,6 +87,10 @@ def index(
     """
     begin_s = time.monotonic()
     window_bytes = _check_config(config)
+    names: list[str] = []
+    if source.endswith(".tar") and not Path(source).is_dir():
+        folder, _, pattern = source.rpartition("/")
+        source, names = folder or ".", expand_braces(pattern)
     with (
         closing(open_store(source, storage)) as store,
         closing(open_linked(target or source, storage)) as place,
@@ -90,7 +99,7 @@ def index(
             raise TargetExistsError(
                 f"{place.url} has a manifest already; use it, or set index.overwrite=true to replace it"
             )
-        tars = _tars(store, progress)
+        tars = _named(store, names, progress) if names else _tars(store, progress)
 
         def scan(info: ObjectInfo) -> _Scanned:
             return _scan(store, info, config, window_bytes, link_from(place.url, f"{store.url}/{info.key}"))
@@ -109,6 +118,9 @@ def index(
             size = block_samples(num_samples, len(shards), num_bytes, config.block_bytes)
             if config.checksums:
                 shards = list(pool.map(lambda pair: _with_digests(place, *pair), _cut(shards, size)))
+        if config.overwrite:
+            for shard in shards:  # added to the manifest that is replaced: the tars may be others now
+                place.delete(checksums_name(index_name(shard.name)))
         files = publish(place, shards, kind="images", classes=(), block_samples=size, made_by={"indexed": "true"})
         if config.dali:
             for one in full:
@@ -144,6 +156,18 @@ def has_manifest(place: Store) -> bool:
     except (ObjectNotFoundError, NotADirectoryError):
         return False
     return True
+
+
+def _named(store: Store, names: list[str], progress: Progress) -> list[ObjectInfo]:
+    tars = []
+    for number, name in enumerate(names):
+        if number % 1000 == 0:
+            progress(number, 0)
+        try:
+            tars.append(store.head(name))
+        except ObjectNotFoundError as error:
+            raise SourceError(f"{store.url}/{name} does not exist ({error}); check the names in source=") from error
+    return sorted(tars, key=lambda info: info.key)
 
 
 def _tars(store: Store, progress: Progress) -> list[ObjectInfo]:

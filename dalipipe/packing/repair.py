@@ -29,13 +29,12 @@ _PIECE_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairReport:
-    """What was done, by shard name. checksums_added: parts of blocks. identity: of the data set as it is now, which is
-    the old one unless shards were left out or checksums added."""
+    """What was done, by shard name. identity: of the data set as it is now: the old one unless shards were left out, or
+    an index was made again of a merged set whose manifest lacked some of its digests."""
 
     indices_made: list[str]
     shards_fetched: list[str]
     shards_dropped: list[str]
-    checksums_added: int
     identity: str
     identity_before: str
 
@@ -51,8 +50,8 @@ def repair(
     """Mends what `verify` found and writes the manifest anew, the header last.
 
     A shard whose bytes are damaged is fetched from the data set at the URL `copy` when its digest is right there, else
-    left out. An index is made again from its shard. Checksums that are not known are added. Images that cannot be
-    decoded stay: they are as they were packed. The files of shards that are left out are not deleted.
+    left out. An index is made again from its shard. Images that cannot be decoded stay: they are as they were packed.
+    The files of shards that are left out are not deleted. Checksums that are not known stay so: `verify` adds them.
 
     Raises:
         ManifestError: nothing whole is left, or the manifest itself is damaged.
@@ -71,8 +70,9 @@ def repair(
             progress(number + 1, manifest.num_shards)
         if not kept:
             raise ManifestError(f"no shard of {store.url} is whole; give repair_from=URL of a copy, or pack again")
-        complete, added = _with_checksums(store, kept, manifest.block_samples)
-        made_by = {**manifest.made_by, "repaired": "true"}
+        changed = {one.name for one in kept} if mending.dropped else set(mending.shards_made)
+        complete = _with_checksums(store, kept, manifest.block_samples, changed)
+        made_by = {**mending.made_by, "repaired": "true"}
         files = publish(
             store,
             complete,
@@ -86,32 +86,31 @@ def repair(
             indices_made=mending.indices_made,
             shards_fetched=mending.fetched,
             shards_dropped=mending.dropped,
-            checksums_added=added,
             identity=files.identity,
             identity_before=manifest.identity,
         )
 
 
-def _with_checksums(store: Store, shards: list[Written], block_samples: int) -> tuple[list[Written], int]:
-    """The shards with all their digests, and how many block parts had none; shards that lack one are read once."""
-    added = first = 0
+def _with_checksums(store: Store, shards: list[Written], block_samples: int, changed: set[str]) -> list[Written]:
+    """The shards, those in `changed` (by name: their parts, or what is known of them, are others now) with the digests
+    of all parts where they had any: these are read once."""
+    first = 0
     complete = []
     for written in shards:
         extents = written.extents(first, block_samples)
         first += written.rows.num_samples
-        missing = [extent for extent in extents if extent not in written.known]
-        if missing or written.digest == NO_DIGEST:
-            digest, known = read_digests(store, written.name, written.num_bytes, extents)
-            if written.digest not in (NO_DIGEST, digest):
-                raise IntegrityError(
-                    f"{store.url}/{written.name} changed since it was verified: digest {digest:016x}, was "
-                    f"{written.digest:016x}; run again when nothing writes to it"
-                )
-            complete.append(replace(written, digest=digest, known=known))
-            added += len(missing)
-        else:
+        known_all = all(extent in written.known for extent in extents)
+        if known_all or written.name not in changed or written.digest == NO_DIGEST:
             complete.append(written)
-    return complete, added
+            continue
+        digest, known = read_digests(store, written.name, written.num_bytes, extents)
+        if digest != written.digest:
+            raise IntegrityError(
+                f"{store.url}/{written.name} changed since it was verified: digest {digest:016x}, was "
+                f"{written.digest:016x}; run again when nothing writes to it"
+            )
+        complete.append(replace(written, known=known))
+    return complete
 
 
 class _Mending:
@@ -122,8 +121,12 @@ class _Mending:
         self._other = other
         self._url = url
         self._damaged = found.damaged
-        self.manifest = Manifest.open(store.read)
+        header, shards = Manifest.open(store.read).files
+        # As it was made: checksums that were added later would change the indices, and with them the identity.
+        self.manifest = Manifest(replace(header, made_by={}), shards, store.read)
+        self.made_by = header.made_by
         self.indices_made: list[str] = []
+        self.shards_made: list[str] = []
         self.fetched: list[str] = []
         self.dropped: list[str] = []
 
@@ -148,6 +151,7 @@ class _Mending:
             self.dropped.append(shard.name)
             return None
         self.indices_made.append(shard.index_name)
+        self.shards_made.append(shard.name)
         return self._written(shard, rows, {}, tuple(extensions))
 
     def _written(

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dalipipe.cache.firstread import FirstReads, first_reads_path
 from dalipipe.engines.engine import Engine
 from dalipipe.errors import ConfigError, DataError, IntegrityError, ManifestError, StorageError
+from dalipipe.packing.checksums import note_checksums, write_checksums
 from dalipipe.packing.images import undecodable_images
 from dalipipe.shards.digest import NO_DIGEST, Digest64, digest64
 from dalipipe.shards.fields import field_of
@@ -25,6 +27,7 @@ Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 
 MAX_LISTED_ERRORS = 100
+_SAMPLED_PARTS = 8
 _PIECE_BYTES = 8 * 2**20
 _REMEDY = "copy it again from where it is whole, or pack again"
 
@@ -32,14 +35,19 @@ _REMEDY = "copy it again from where it is whole, or pack again"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """What was found. `errors`: the first 100 of `num_errors`, each naming the shard and the bytes or the key.
-    without_checksum: parts of blocks whose digest the manifest does not know. damaged: for each shard that is not whole
-    whether its bytes are (False: only its index, or an image, is bad)."""
+
+    without_checksum: parts of blocks whose digest the manifest does not know. first_reads: parts that were compared
+    with what this node read first, for want of one. checksums_added: parts whose digest the manifest knows from now on.
+    damaged: for each shard that is not whole whether its bytes are (False: only its index, or an image, is bad).
+    """
 
     samples: int
     shards: int
     num_errors: int
     errors: list[str]
     without_checksum: int = 0
+    first_reads: int = 0
+    checksums_added: int = 0
     damaged: dict[int, bool] = field(default_factory=dict)
 
     @property
@@ -50,12 +58,14 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """One shard to check."""
+    """One shard to check; see `verify`."""
 
     url: str
     storage: StorageConfig
     number: int
     decode: str
+    cache_dir: str = ""
+    add_checksums: bool = False
 
 
 @dataclass(slots=True)
@@ -65,6 +75,9 @@ class Found:
     errors: list[str] = field(default_factory=list)
     count: int = 0
     without_checksum: int = 0
+    first_reads: int = 0
+    checksums_added: int = 0
+    digests: list[int] = field(default_factory=list)
     index_bad: bool = False
     bytes_bad: bool = False
 
@@ -80,13 +93,19 @@ def verify(
     storage: StorageConfig,
     *,
     decode: bool | str = False,
+    cache_dir: str = "",
+    add_checksums: bool = False,
     engine: Engine | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> VerifyReport:
     """Checks sizes, digests of shards, blocks and indices, and the structure of the tars.
 
     Args:
-        decode: also decode images: `"all"` (or True), `"sample"` (the first of every block) or `"none"` (or False).
+        decode: also decode images: `"all"` (or True), `"sample"` (see `sampled_parts`) or `"none"` (or False).
+        cache_dir: the folder of this node's cache: parts whose digest the manifest does not know are compared with what
+            the node read first, and kept there as that where it has not read them. Empty: not.
+        add_checksums: write the digests that the manifest does not know beside the indices of shards that are whole.
+            The data set stays the same one: its identity says which bytes are meant.
         engine: where shards are checked; in this process by default.
 
     Raises:
@@ -100,38 +119,75 @@ def verify(
             manifest = Manifest.open(store.read)
         except (ManifestError, StorageError) as error:
             return VerifyReport(samples=0, shards=0, num_errors=1, errors=[f"{store.url}: {error}"])
-        total_bytes = manifest.num_bytes
-        names = [manifest.shard(number).name for number in range(manifest.num_shards)]
-        found: dict[int, Found] = {}
-        if engine is None:
-            check, done_bytes = _Check(store, manifest, str(mode)), 0
-            for number in range(manifest.num_shards):
-                for num_bytes in check.shard(number, found.setdefault(number, Found())):
+        tasks = [
+            ShardTask(
+                url=url,
+                storage=storage,
+                number=number,
+                decode=str(mode),
+                cache_dir=cache_dir,
+                add_checksums=add_checksums,
+            )
+            for number in range(manifest.num_shards)
+        ]
+        found = _check_all(store, manifest, tasks, engine, progress)
+        report = _report_of(manifest, [found[number] for number in range(manifest.num_shards)])
+        if report.checksums_added:
+            note_checksums(store)
+        return report
+
+
+def _check_all(
+    store: Store, manifest: Manifest, tasks: list[ShardTask], engine: Engine | None, progress: Progress
+) -> dict[int, Found]:
+    total_bytes, done_bytes = manifest.num_bytes, 0
+    found: dict[int, Found] = {}
+    if engine is None:
+        for task in tasks:
+            with closing(_Check(store, manifest, task)) as check:
+                for num_bytes in check.run(found.setdefault(task.number, Found())):
                     done_bytes += num_bytes
                     progress(done_bytes, total_bytes)
-        else:
-            tasks = [ShardTask(url=url, storage=storage, number=n, decode=str(mode)) for n in range(len(names))]
-            for number, one in _in_parallel(engine, tasks, names):
-                found[number] = one
-                progress(sum(manifest.shard(n).num_bytes for n in found), total_bytes)
-        ordered = [found[number] for number in range(manifest.num_shards)]
-        return VerifyReport(
-            samples=manifest.num_samples,
-            shards=manifest.num_shards,
-            num_errors=sum(one.count for one in ordered),
-            errors=[error for one in ordered for error in one.errors][:MAX_LISTED_ERRORS],
-            without_checksum=sum(one.without_checksum for one in ordered),
-            damaged={n: one.bytes_bad for n, one in enumerate(ordered) if one.bytes_bad or one.index_bad},
-        )
+        return found
+    names = [manifest.shard(task.number).name for task in tasks]
+    for done in engine.run(verify_shard, tasks, names=[f"verify {name}" for name in names]):
+        assert isinstance(done.result, Found)
+        number = tasks[done.index].number
+        found[number] = done.result
+        done_bytes += manifest.shard(number).num_bytes
+        progress(done_bytes, total_bytes)
+    return found
+
+
+def _report_of(manifest: Manifest, found: list[Found]) -> VerifyReport:
+    return VerifyReport(
+        samples=manifest.num_samples,
+        shards=manifest.num_shards,
+        num_errors=sum(one.count for one in found),
+        errors=[error for one in found for error in one.errors][:MAX_LISTED_ERRORS],
+        without_checksum=sum(one.without_checksum for one in found),
+        first_reads=sum(one.first_reads for one in found),
+        checksums_added=sum(one.checksums_added for one in found),
+        damaged={n: one.bytes_bad for n, one in enumerate(found) if one.bytes_bad or one.index_bad},
+    )
 
 
 def verify_shard(task: ShardTask) -> Found:
     """Checks one shard, for an engine."""
     found = Found()
-    with closing(open_linked(task.url, task.storage)) as store:
-        for _ in _Check(store, Manifest.open(store.read), task.decode).shard(task.number, found):
+    with (
+        closing(open_linked(task.url, task.storage)) as store,
+        closing(_Check(store, Manifest.open(store.read), task)) as check,
+    ):
+        for _ in check.run(found):
             pass
     return found
+
+
+def sampled_parts(num_parts: int) -> list[int]:
+    """The parts of blocks of a shard whose first image `decode=sample` decodes: up to 8, evenly spread."""
+    num = min(_SAMPLED_PARTS, num_parts)
+    return [number * num_parts // num for number in range(num)]
 
 
 def open_linked(url: str, storage: StorageConfig) -> LinkedStore:
@@ -139,37 +195,48 @@ def open_linked(url: str, storage: StorageConfig) -> LinkedStore:
     return LinkedStore(url, lambda at: open_store(at, storage))
 
 
-def _in_parallel(engine: Engine, tasks: list[ShardTask], names: list[str]) -> Iterator[tuple[int, Found]]:
-    for done in engine.run(verify_shard, tasks, names=[f"verify {name}" for name in names]):
-        assert isinstance(done.result, Found)
-        yield tasks[done.index].number, done.result
-
-
 class _Check:
-    """The checks of one data set, shard by shard."""
+    """The checks of one shard."""
 
-    def __init__(self, store: Store, manifest: Manifest, decode: str) -> None:
+    def __init__(self, store: Store, manifest: Manifest, task: ShardTask) -> None:
         self._store = store
         self._manifest = manifest
-        self._decode = decode
+        self._task = task
+        shard = manifest.shard(task.number)
+        self._rows = part_rows(shard.first_sample, shard.num_samples, manifest.block_samples)
+        self._decoded = {"none": [], "sample": sampled_parts(len(self._rows))}.get(task.decode, range(len(self._rows)))
+        self._first: FirstReads | None = None
+        if task.cache_dir:
+            self._first = FirstReads(first_reads_path(task.cache_dir, manifest.identity))
 
-    def shard(self, number: int, found: Found) -> Iterator[int]:
-        """Checks one shard; yields the bytes read as they are read, and at last those that need no reading."""
-        shard = self._manifest.shard(number)
+    def close(self) -> None:
+        """Idempotent."""
+        if self._first is not None:
+            self._first.close()
+
+    def run(self, found: Found) -> Iterator[int]:
+        """Checks the shard; yields the bytes read as they are read, and at last those that need no reading."""
+        shard = self._manifest.shard(self._task.number)
         num_left = shard.num_bytes
         try:
-            for num_bytes in self._read_through(shard, self._index(number, found), found):
+            index = self._index(found)
+            for num_bytes in self._read_through(shard, index, found):
                 num_left -= num_bytes
                 yield num_bytes
+            if index is not None and self._task.add_checksums and found.without_checksum and not found.count:
+                write_checksums(self._store, shard, np.asarray(found.digests, np.uint64))
+                found.checksums_added, found.without_checksum = found.without_checksum, 0
         except (StorageError, DataError) as error:
             found.bytes_bad = True
             found.add(f"{self._name(shard)}: {error}")
+        found.digests.clear()
         yield num_left
 
     def _name(self, shard: Shard) -> str:
         return f"{self._store.url}/{shard.name}"
 
-    def _index(self, number: int, found: Found) -> ShardIndex | None:
+    def _index(self, found: Found) -> ShardIndex | None:
+        number = self._task.number
         try:
             return self._manifest.index(number)
         except (ManifestError, StorageError) as error:
@@ -210,27 +277,39 @@ class _Check:
     def _part(self, shard: Shard, index: ShardIndex, part: int, data: memoryview, found: Found) -> None:
         """Checks the part of a block that lies in a shard: digest, tar members against the index, images."""
         start, stop = int(index.parts.starts[part]), int(index.parts.stops[part])
-        first, end = part_rows(shard.first_sample, shard.num_samples, self._manifest.block_samples)[part]
+        first, end = self._rows[part]
         digest, stated = digest64(data), int(index.parts.digests[part])
-        if stated == NO_DIGEST:
+        found.digests.append(digest)
+        whose, unknown = "the index states", stated == NO_DIGEST
+        if unknown:
             found.without_checksum += 1
-        elif digest != stated:
+            stated, whose = self._first_read(part), "this node's first read of them had"
+            found.first_reads += stated != NO_DIGEST
+        if stated not in (NO_DIGEST, digest):
             found.bytes_bad = True
             found.add(
                 f"{self._name(shard)}: bytes [{start}, {stop}) (samples {index.key(first)!r} to "
-                f"{index.key(end - 1)!r}) have digest {digest:016x}, the index states {stated:016x}; {_REMEDY}"
+                f"{index.key(end - 1)!r}) have digest {digest:016x}, {whose} {stated:016x}; {_REMEDY}"
             )
             return
+        num_before = found.count
         wrong = _wrong_structure(index, range(first, end), start, data)
         if wrong:
             found.index_bad = True
             found.add(f"{self._name(shard)}: bytes [{start}, {stop}): {wrong}; pack or index again")
-        elif self._decode != "none":
-            self._images(shard, index, range(first, end if self._decode == "all" else first + 1), data, found)
+        elif part in self._decoded:
+            self._images(shard, index, range(first, end if self._task.decode == "all" else first + 1), data, found)
+        if unknown and found.count == num_before and self._first is not None:
+            self._first.keep(self._manifest.first_part(self._task.number) + part, digest)
+
+    def _first_read(self, part: int) -> int:
+        if self._first is None:
+            return NO_DIGEST
+        return self._first.get(self._manifest.first_part(self._task.number) + part)
 
     def _images(self, shard: Shard, index: ShardIndex, rows: range, data: memoryview, found: Found) -> None:
-        part = part_rows(shard.first_sample, shard.num_samples, self._manifest.block_samples)
-        start = int(index.parts.starts[next(i for i, (a, _) in enumerate(part) if a == rows.start)])
+        """Decodes the images of `rows`, which lie in the part that `data` holds and begin with its first row."""
+        start = int(index.parts.starts[next(i for i, (first, _) in enumerate(self._rows) if first == rows.start)])
         offsets, sizes = index.rows_fields.get("image", (np.empty(0, np.int64), np.empty(0, np.int64)))
         present = [(row, int(offsets[row]), int(offsets[row] + sizes[row])) for row in rows if row < len(offsets)]
         present = [(row, first, stop) for row, first, stop in present if first >= 0]

@@ -10,14 +10,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dalipipe.errors import ManifestError
-from dalipipe.shards.digest import digest64
+from dalipipe.shards.checksums import NOTE, checksums_name, decode_checksums
+from dalipipe.shards.digest import NO_DIGEST, digest64
 from dalipipe.shards.fields import Field
 from dalipipe.shards.header import (
     HEADER_NAME,
@@ -70,12 +71,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Bytes [start, stop) of a shard (named) and their xxh3-64."""
+    """Bytes [start, stop) of a shard (named), their xxh3-64, and the number of this part of a block: see
+    `Manifest.first_part`."""
 
     shard: str
     start: int
     stop: int
     digest: int
+    part: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,34 +139,13 @@ class Manifest:
             ManifestError: there is no manifest, or it is torn, of another version or contradicts itself.
         """
         try:
-            header, shards = cls._read_tables(read)
+            header, shards = _read_tables(read)
         except ManifestError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise
             # Damaged on the way, or replaced between two reads: what lies there decides.
-            header, shards = cls._read_tables(read)
+            header, shards = _read_tables(read)
         return cls(header, shards, read_index or read, max_open_indices=max_open_indices, read_again=read)
-
-    @staticmethod
-    def _read_tables(read: Read) -> tuple[Header, ShardTable]:
-        try:
-            header = decode_header(read(HEADER_NAME))
-        except FileNotFoundError as error:
-            raise ManifestError(
-                f"no {HEADER_NAME}: {error}. A folder without a manifest is not a data set; check the URL, "
-                "or make the data set with `dalipipe pack`"
-            ) from error
-        try:
-            shards = decode_shards(read(SHARDS_NAME), header.shards_checksum)
-        except FileNotFoundError as error:
-            raise ManifestError(f"{HEADER_NAME} is there but {SHARDS_NAME} is not: {error}; pack again") from error
-        found = identity_of(header, shards)
-        if found != header.identity:
-            raise ManifestError(
-                f"{SHARDS_NAME} does not belong to {HEADER_NAME}: identity {found} found, {header.identity} expected; "
-                "one of them was changed by hand or is damaged: copy or pack again"
-            )
-        return header, shards
 
     @property
     def identity(self) -> str:
@@ -265,9 +247,15 @@ class Manifest:
                 start=int(parts.starts[i]),
                 stop=int(parts.stops[i]),
                 digest=int(parts.digests[i]),
+                part=self.first_part(number) + i,
             )
             found.append(extent)
         return tuple(found)
+
+    def first_part(self, number: int) -> int:
+        """The number of the first block part of shard `number`; those after it count on. No two parts of the data set
+        have the same number, and all are in [0, num_blocks + num_shards)."""
+        return self._first_block(number) + number
 
     def block_bytes(self, block: int) -> int:
         """Bytes of a block: its extents joined."""
@@ -316,32 +304,14 @@ class Manifest:
             if index is not None:
                 self._open.move_to_end(number)
                 return index
-        index = self._load(self.shard(number))
+        shard = self.shard(number)
+        index = _load_index(shard, {field.name for field in self.fields}, self._read_index, self._read_again)
+        if NOTE in self._header.made_by:
+            index = _with_checksums(index, shard, self._read_again)
         with self._lock:
             self._open[number] = index
             while len(self._open) > self._max_open:
                 self._open.popitem(last=False)
-        return index
-
-    def _load(self, shard: Shard) -> ShardIndex:
-        try:
-            data = self._read_index(shard.index_name)
-            if digest64(data) != shard.index_digest:
-                data = self._read_again(shard.index_name)
-        except FileNotFoundError as error:
-            raise ManifestError(f"the index {shard.index_name} is missing: {error}; copy or pack again") from error
-        found = digest64(data)
-        if found != shard.index_digest:
-            raise ManifestError(
-                f"{shard.index_name} has digest {found:016x}, the manifest states {shard.index_digest:016x} "
-                f"({len(data)} bytes found); it is damaged or of another data set: copy or pack again"
-            )
-        index = open_index(data, shard.index_name)
-        if index.num_samples != shard.num_samples or set(index.rows_fields) - {f.name for f in self.fields}:
-            raise ManifestError(
-                f"{shard.index_name} lists {index.num_samples} samples with fields {sorted(index.rows_fields)}, "
-                f"the manifest states {shard.num_samples} with {[f.name for f in self.fields]}; pack again"
-            )
         return index
 
     def _first_block(self, number: int) -> int:
@@ -361,3 +331,62 @@ class Manifest:
         present, starts = np.unique(numbers[by_shard], return_index=True)
         for number, where in zip(present.tolist(), np.split(by_shard, starts[1:]), strict=True):
             yield number, where, ids[where] - self._first[number]
+
+
+def _read_tables(read: Read) -> tuple[Header, ShardTable]:
+    try:
+        header = decode_header(read(HEADER_NAME))
+    except FileNotFoundError as error:
+        raise ManifestError(
+            f"no {HEADER_NAME}: {error}. A folder without a manifest is not a data set; check the URL, "
+            "or make the data set with `dalipipe pack`"
+        ) from error
+    try:
+        shards = decode_shards(read(SHARDS_NAME), header.shards_checksum)
+    except FileNotFoundError as error:
+        raise ManifestError(f"{HEADER_NAME} is there but {SHARDS_NAME} is not: {error}; pack again") from error
+    found = identity_of(header, shards)
+    if found != header.identity:
+        raise ManifestError(
+            f"{SHARDS_NAME} does not belong to {HEADER_NAME}: identity {found} found, {header.identity} expected; "
+            "one of them was changed by hand or is damaged: copy or pack again"
+        )
+    return header, shards
+
+
+def _load_index(shard: Shard, fields: set[str], read: Read, read_again: Read) -> ShardIndex:
+    """The index of a shard, checked against the manifest; read again when it is not the one that is stated."""
+    try:
+        data = read(shard.index_name)
+        if digest64(data) != shard.index_digest:
+            data = read_again(shard.index_name)
+    except FileNotFoundError as error:
+        raise ManifestError(f"the index {shard.index_name} is missing: {error}; copy or pack again") from error
+    found = digest64(data)
+    if found != shard.index_digest:
+        raise ManifestError(
+            f"{shard.index_name} has digest {found:016x}, the manifest states {shard.index_digest:016x} "
+            f"({len(data)} bytes found); it is damaged or of another data set: copy or pack again"
+        )
+    index = open_index(data, shard.index_name)
+    if index.num_samples != shard.num_samples or set(index.rows_fields) - fields:
+        raise ManifestError(
+            f"{shard.index_name} lists {index.num_samples} samples with fields {sorted(index.rows_fields)}, "
+            f"the manifest states {shard.num_samples} with {sorted(fields)}; pack again"
+        )
+    return index
+
+
+def _with_checksums(index: ShardIndex, shard: Shard, read: Read) -> ShardIndex:
+    """The index with the digests of parts that became known after it was made."""
+    if (index.parts.digests != NO_DIGEST).all():
+        return index
+    try:
+        data = read(checksums_name(shard.index_name))
+    except FileNotFoundError:
+        return index
+    known = decode_checksums(data, shard.index_digest, len(index.parts.digests))
+    if known is None:
+        return index
+    digests = np.where(index.parts.digests == NO_DIGEST, known, index.parts.digests)
+    return replace(index, parts=replace(index.parts, digests=digests))

@@ -8,6 +8,7 @@ from dataclasses import fields as dataclass_fields
 import numpy as np
 
 from dalipipe.errors import ConfigError
+from dalipipe.shards.checksums import NOTE
 from dalipipe.shards.digest import Digest128
 from dalipipe.shards.fields import Field
 from dalipipe.shards.header import Header, ShardTable
@@ -23,7 +24,7 @@ def join_manifests(parts: Mapping[str, Manifest], read_index: Read) -> Manifest:
 
     Args:
         parts: at least one, in the order in which samples are numbered.
-        read_index: gives an index by its name in the union, `a/s.tar.idx`.
+        read_index: gives an index by its name in the union, `a/s.tar.idx`, and what lies beside it.
 
     Raises:
         ConfigError: sets of different kinds are joined.
@@ -44,6 +45,7 @@ def join_manifests(parts: Mapping[str, Manifest], read_index: Read) -> Manifest:
         num_shards=sum(part.num_shards for part in parts.values()),
         num_bytes=sum(part.num_bytes for part in parts.values()),
         identity=identity.hex,
+        made_by={NOTE: "of the sets"} if any(NOTE in part.made_by for part in parts.values()) else {},
     )
     shapes = {name: part.shape for name, part in parts.items()}
     return Manifest(header, _all_shards(parts), read_index, shapes=shapes)

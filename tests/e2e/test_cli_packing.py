@@ -51,8 +51,9 @@ def test_index_verify_repair_merge_and_preview(dalipipe, tars, tmp_path):
     checked = dalipipe("verify", str(tars), "workers=1")
     assert (checked["num_errors"], checked["without_checksum"]) == (0, 60)
     mended = dalipipe("verify", str(tars), "repair=true", "workers=1")
-    assert mended["repaired"]["checksums_added"] == 60
-    assert mended["without_checksum"] == 0
+    assert (mended["checksums_added"], mended["without_checksum"]) == (60, 0)
+    assert "repaired" not in mended
+    assert dalipipe("info", str(tars))["identity"] == found["identity"]
 
     write_tar(tmp_path / "more/x.tar", [(f"k{i}.jpg", jpeg_bytes(i)) for i in range(5)] + [("k9.cls", b"1")])
     packed = dalipipe("pack", "pack=tars", f"source={tmp_path / 'more'}", f"target={tmp_path / 'packed'}")
@@ -81,6 +82,9 @@ def test_wrong_usage_says_what_is_right(dalipipe, tars, tmp_path):
         (["merge", f"sources=[{tars}]"], "merge needs sources=[URL,URL] and target=URL"),
         (["preview", "preview.images=0", f"data.url={tars}"], "preview.images=0"),
         (["verify", str(tars), f"repair_from={tars}"], "goes with repair=true"),
+        (["verify", str(tars), "checksums=some"], "checksums='some' is not one of none, kept, all"),
+        (["verify", str(tars), "checksums=kept", "repair=true"], "use checksums=all"),
+        (["verify", str(tars), "checksums=kept", "cache.dir=''"], "name it with cache.dir"),
         (
             ["pack", f"source={tars}", f"target={tmp_path / 'o'}", "engine=slurm"],
             "engine='slurm' is not one of local, ray",

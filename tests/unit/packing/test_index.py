@@ -73,13 +73,36 @@ def test_only_headers_are_read_of_tars_with_large_members(tmp_path):
     assert open_manifest(tmp_path / "t").locate(np.arange(8)).sizes.tolist() == [[900, 1200]] * 8
 
 
-def test_checksums_are_added_by_repair(tars):
-    run_index(tars)
+def test_checksums_are_added_and_it_stays_the_same_data_set(tars):
+    before = run_index(tars)
+    found = verify(str(tars), StorageConfig(), add_checksums=True)
+    assert (found.without_checksum, found.checksums_added) == (0, 60)
+    assert open_manifest(tars).identity == before.identity
+    assert verify(str(tars), StorageConfig(), add_checksums=True).checksums_added == 0
+    assert read_back(tars) == expected(60)
+    (tars / "part-1.tar.sums").write_bytes(b"not checksums")
+    assert verify(str(tars), StorageConfig()).without_checksum == 20
+    whole = (tars / "part-0.tar").read_bytes()
+    (tars / "part-0.tar").write_bytes(whole[:3000] + bytes([whole[3000] ^ 1]) + whole[3001:])
     found = verify(str(tars), StorageConfig())
+    assert "part-0.tar: bytes [" in found.errors[0]
+    assert "the index states" in found.errors[0]
+    # Made again over tars that were replaced on purpose, it knows none of the old checksums.
+    assert run_index(tars, overwrite=True).identity == before.identity
+    found = verify(str(tars), StorageConfig(), add_checksums=True)
+    assert (found.errors, found.checksums_added) == ([], 60)
+
+
+def test_an_index_that_is_made_again_leaves_an_indexed_set_what_it_was(tars):
+    before = run_index(tars)
+    verify(str(tars), StorageConfig(), add_checksums=True)
+    (tars / "part-2.tar.idx").write_bytes(b"torn")
+    found = verify(str(tars), StorageConfig())
+    assert found.damaged == {2: False}
     mended = repair(str(tars), StorageConfig(), found)
-    assert mended.checksums_added == found.without_checksum
-    assert mended.identity != mended.identity_before
-    assert verify(str(tars), StorageConfig()).without_checksum == 0
+    assert (mended.indices_made, mended.identity) == (["part-2.tar.idx"], before.identity)
+    after = verify(str(tars), StorageConfig())
+    assert (after.errors, after.without_checksum) == ([], 0)
     assert read_back(tars) == expected(60)
 
 
