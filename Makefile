@@ -9,7 +9,7 @@ help:
 
 setup: .venv/.ready ## the environment in .venv (uv; CPU or CUDA by what the host has)
 
-.venv/.ready: pyproject.toml constraints.txt tools/setup
+.venv/.ready: pyproject.toml constraints.txt tools/setup hatch_build.py dalipipe/graphs/resize.c
 	@tools/setup
 
 demo: setup ## the main job: a small lake of JPEGs, packed, cached, decoded and trained on

@@ -22,6 +22,7 @@ DEFAULT_MAX_PIXELS = 2**28
 # Images decoded at once hold at most about this many pixels (3 bytes each), one large image excepted.
 _CHUNK_PIXELS = 2**24
 _CHUNK_IMAGES = 32
+_GAVE_UP = "damaged or cut short: the decoder gave up"
 
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -181,6 +182,13 @@ def undecodable(
     return reasons
 
 
+def failure(data: Bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> str:
+    """The reason of `undecodable` for an image (uint8 [n]) that a decoder has given up already; decodes nothing."""
+    reason = _pixels(data, max_pixels)[1]
+    stream = None if reason else _stream(data)
+    return reason or (stream if isinstance(stream, str) else _GAVE_UP)
+
+
 def _pixels(data: Bytes, max_pixels: int) -> tuple[int, str | None]:
     try:
         header = parse_image_header(data.data)
@@ -194,22 +202,31 @@ def _pixels(data: Bytes, max_pixels: int) -> tuple[int, str | None]:
 
 
 def _decode(arrays: Sequence[Bytes], chunk: Sequence[int], reasons: list[str | None], num_threads: int) -> None:
-    from nvidia import nvimgcodec
-
     streams, indices = [], []
     for index in chunk:
-        try:
-            streams.append(nvimgcodec.CodeStream(arrays[index]))
+        stream = _stream(arrays[index])
+        if isinstance(stream, str):
+            reasons[index] = stream
+        else:
+            streams.append(stream)
             indices.append(index)
-        except RuntimeError as error:
-            reasons[index] = f"the decoder does not know this format ({str(error).splitlines()[0][:80]})"
     if not streams:
         return
     # It would take one thread less than the CPUs anyway, and print a warning.
     decoder = _decoder(max(1, min(num_threads, len(os.sched_getaffinity(0)) - 1)))
     for index, image in zip(indices, decoder.decode(streams), strict=True):
         if image is None:
-            reasons[index] = "damaged or cut short: the decoder gave up"
+            reasons[index] = _GAVE_UP
+
+
+def _stream(data: Bytes) -> Any:
+    """nvImageCodec's view of the bytes, or the reason why it has none."""
+    from nvidia import nvimgcodec
+
+    try:
+        return nvimgcodec.CodeStream(data)
+    except RuntimeError as error:
+        return f"the decoder does not know this format ({str(error).splitlines()[0][:80]})"
 
 
 def open_decoder(num_threads: int) -> Any:

@@ -50,6 +50,9 @@ class GraphConfig:
     """`float32`, `float16` (normalised) or `uint8` (not normalised)."""
     layout: str = "NCHW"
     """`NCHW`, or `NHWC` in memory with the same [B, C, H, W] shape (torch's channels_last)."""
+    resize_kernel: str = "auto"
+    """CPU: `native` (compiled when the package was installed), `torch` (a third slower, within one level of it), or
+    `auto`: native where it is there."""
     num_threads: int = 0
     """Decode threads; 0 = the CPUs this process may use, divided by the ranks of the node."""
     hw_decoder_load: float = 0.65

@@ -33,18 +33,17 @@ Int32 = npt.NDArray[np.int32]
 class Windows:
     """What to cut of each of n images, and what becomes of it.
 
-    start, shape: int32 [n, 2], the window to decode as (row, column) and (height, width). scale: float64 [n, 2],
-    source pixels per output pixel. resized: int32 [n, 2], how much of the resized window is computed, from its upper
-    left. corner: int32 [n, 2], where in it the output begins. mirror: int32 [n], 1 = flip left and right.
-    reduce: int32 [n], 1, 2, 4 or 8: by how much a JPEG may be decoded smaller before that (`jpeg_scale`); it divides
-    start.
+    start, shape: int32 [n, 2], the window to decode as (row, column) and (height, width). begin: float64 [n, 2], where
+    in the window the output's first pixel begins, in pixels of the source: a fraction where the resize takes one, else
+    a whole multiple of the scale. scale: float64 [n, 2], source pixels per output pixel. mirror: int32 [n], 1 = flip
+    left and right. reduce: int32 [n], 1, 2, 4 or 8: by how much a JPEG may be decoded smaller before that
+    (`jpeg_scale`); it divides start.
     """
 
     start: Int32
     shape: Int32
+    begin: npt.NDArray[np.float64]
     scale: npt.NDArray[np.float64]
-    resized: Int32
-    corner: Int32
     mirror: Int32
     reduce: Int32
 
@@ -53,37 +52,40 @@ class Windows:
 
         Returns: begin and end, float32 [n, 2], in pixels of the source.
         """
-        begin = self.start[rows] + self.corner[rows] * self.scale[rows]
+        begin = self.start[rows] + self.begin[rows]
         return begin.astype(np.float32), (begin + size * self.scale[rows]).astype(np.float32)
 
 
-def plan_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
+def plan_windows(
+    graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32], *, fractions: bool = False
+) -> Windows:
     """The windows of `graph` for images of `sizes` (int32 [n, 2], upright height and width, all at least 1).
 
-    uniforms: float32 [n, NUM_UNIFORMS or more] in [0, 1); read by `image_train` and `multimodal` only.
+    Args:
+        uniforms: float32 [n, NUM_UNIFORMS or more] in [0, 1); read by `image_train` and `multimodal` only.
+        fractions: whether the resize can begin at a fraction of a pixel, so that nothing is decoded that it does not
+            see.
     """
-    zero = np.zeros_like(sizes)
     if graph.name in ("image_train", "multimodal"):
         return _train_windows(graph, sizes, uniforms)
     if graph.name == "image_eval":
-        return _eval_windows(graph, sizes)
-    ones, mirror, one = np.ones(sizes.shape), np.zeros(len(sizes), np.int32), np.ones(len(sizes), np.int32)
-    return Windows(start=zero, shape=sizes, scale=ones, resized=sizes, corner=zero, mirror=mirror, reduce=one)
+        return _eval_windows(graph, sizes, fractions=fractions)
+    mirror, one = np.zeros(len(sizes), np.int32), np.ones(len(sizes), np.int32)
+    whole, scale = np.zeros(sizes.shape), np.ones(sizes.shape)
+    return Windows(start=np.zeros_like(sizes), shape=sizes, begin=whole, scale=scale, mirror=mirror, reduce=one)
 
 
 def _train_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
     start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
-    resized = np.full_like(sizes, graph.size)
-    reduce = _reduction(graph, sizes, shape, resized)
+    reduce = _reduction(graph, sizes, shape, np.full_like(sizes, graph.size))
     # The window moves to whole pixels of the smaller picture, by at most seven of the large one.
     start -= start % reduce[:, None]
     shape -= shape % reduce[:, None]
     return Windows(
         start=start,
         shape=shape,
+        begin=np.zeros(sizes.shape),
         scale=shape / graph.size,
-        resized=resized,
-        corner=np.zeros_like(sizes),
         mirror=(uniforms[:, _FLIP] < graph.flip).astype(np.int32),
         reduce=reduce,
     )
@@ -103,22 +105,35 @@ def _reduction(graph: GraphConfig, sizes: Int32, shape: Int32, resized: Int32) -
     return factor if graph.jpeg_scale == "auto" else np.ones_like(factor)
 
 
-def _eval_windows(graph: GraphConfig, sizes: Int32) -> Windows:
+def _eval_windows(graph: GraphConfig, sizes: Int32, *, fractions: bool) -> Windows:
     start, whole = middle(sizes)
     resized = shorter_side(whole, graph.resize_shorter)
     reduce = np.where(start.any(axis=1), 1, _reduction(graph, sizes, whole, resized)).astype(np.int32)
     scale = whole / resized
     corner = centre_start(resized, graph.size)
-    # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
-    # must stay: the filter's phase is counted from the window's first pixel.
-    # Only where the image shrinks: torch's kernel copies when both sides are equal, whatever the scale, and a part of
-    # an image that grows a little can have that side.
-    shrinks = scale.min(axis=1, keepdims=True) >= 1
-    reach = np.minimum(whole, np.ceil(scale * (corner + graph.size + 0.5) + 0.5))
-    shape: Int32 = np.where(shrinks, reach, whole).astype(np.int32)
-    computed: Int32 = np.where(shrinks, corner + graph.size, resized).astype(np.int32)
-    mirror = np.zeros(len(sizes), np.int32)
-    return Windows(start=start, shape=shape, scale=scale, resized=computed, corner=corner, mirror=mirror, reduce=reduce)
+    begin, mirror = corner * scale, np.zeros(len(sizes), np.int32)
+    if fractions:
+        first, shape = _seen(begin, scale, whole, reduce[:, None], graph.size)
+        start, begin = (start + first).astype(np.int32), begin - first
+    else:
+        # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
+        # must stay: the filter's phase is counted from the window's first pixel.
+        # Only where the image shrinks: torch's kernel copies when both sides are equal, whatever the scale, and a part
+        # of an image that grows a little can have that side.
+        reach = np.minimum(whole, np.ceil(scale * (corner + graph.size + 0.5) + 0.5))
+        shape = np.where(scale.min(axis=1, keepdims=True) >= 1, reach, whole).astype(np.int32)
+    return Windows(start=start, shape=shape, begin=begin, scale=scale, mirror=mirror, reduce=reduce)
+
+
+def _seen(
+    begin: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], whole: Int32, reduce: Int32, size: int
+) -> tuple[Int32, Int32]:
+    """What the filters of the output square see of a whole image, in whole pixels of the reduced and of the full
+    picture: start and shape, int32 [n, 2] each. Where the whole ends the filters end too, as in a resize of it."""
+    support, centre = np.maximum(scale, reduce), begin + scale / 2
+    first = np.maximum(np.floor((centre - support) / reduce) * reduce, 0)
+    stop = np.minimum(np.ceil((centre + scale * (size - 1) + support) / reduce) * reduce, whole)
+    return first.astype(np.int32), (stop - first).astype(np.int32)
 
 
 def random_resized_crop(

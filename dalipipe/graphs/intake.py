@@ -114,7 +114,10 @@ class Intake:
 
 
 class IntakeDesk:
-    """Makes an `Intake` of a `Step`: looks at the samples, replaces bad ones, plans the windows."""
+    """Makes an `Intake` of a `Step`: looks at the samples, replaces bad ones, plans the windows.
+
+    fractions: see `plan_windows`.
+    """
 
     def __init__(
         self,
@@ -126,8 +129,10 @@ class IntakeDesk:
         quarantine: Quarantine,
         num_threads: int,
         recorder: Recorder,
+        fractions: bool = False,
     ) -> None:
         self._graph = graph
+        self._fractions = fractions
         self._fields = tuple(fields)
         self._seed = seed
         self._max_pixels = max_pixels
@@ -174,7 +179,7 @@ class IntakeDesk:
             num = self._graph.num_draws
         draws = uniforms(self._seed, intake.step.epoch, intake.ids, num)
         intake.draws = draws
-        intake.windows = plan_windows(self._graph, intake.sizes, draws)
+        intake.windows = plan_windows(self._graph, intake.sizes, draws, fractions=self._fractions)
         intake.strengths = plan_strengths(self._graph, draws[:, NUM_UNIFORMS:]) if strong else {}
 
     def replace(self, intake: Intake, row: int, reason: str, *, thoroughly: bool = True) -> None:

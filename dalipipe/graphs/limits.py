@@ -19,6 +19,7 @@ _CHOICES = {
     "jpeg_scale": ("off", "auto"),
     "dtype": ("float32", "float16", "uint8"),
     "layout": ("NCHW", "NHWC"),
+    "resize_kernel": ("auto", "native", "torch"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dalipipe.errors import CorruptSampleError, PipelineError
 from dalipipe.graphs.bysample import Pixels, SampleLane
-from dalipipe.graphs.check import undecodable, upright_size
+from dalipipe.graphs.check import failure, undecodable, upright_size
 from dalipipe.graphs.image import Backend
 from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane
@@ -97,25 +97,20 @@ class Salvage:
         Raises: as `decode`.
         """
         decoded = dict(zip(self.fed(intake), outputs["image"], strict=True))
-        for _ in range(_MAX_ROUNDS):
-            failed = [row for row, image in decoded.items() if image is None]
-            if not failed:
-                return {"image": list(decoded.values())} if decoded else None
-            reasons = self._undecodable(intake, failed)
+        while failed := [row for row, image in decoded.items() if image is None]:
+            reasons: dict[int, str | None] = {}
             for row in failed:
-                if reasons[row] is None and not self._resized(intake, row):
-                    reasons[row] = "the graph refuses it: it decodes, but not its window"
                 del decoded[row]
-            kept = [row for row in range(len(intake)) if not (reasons.get(row) and self._desk.drops)]
-            self._replace(intake, reasons)
+                if not self._resized(intake, row):
+                    reasons[row] = failure(intake.images[row], max_pixels=self._max_pixels)
+            kept = [row for row in range(len(intake)) if not (row in reasons and self._desk.drops)]
+            # A bad substitute is found out by the next round, and there are only so many.
+            self._replace(intake, reasons, thoroughly=False)
             decoded = {new: decoded[row] for new, row in enumerate(kept) if row in decoded}
             rows = [row for row in self.fed(intake) if row not in decoded]
             decoded |= zip(rows, lane.decode(intake.graph_inputs(self._size, rows)) if rows else [], strict=True)
             decoded = dict(sorted(decoded.items()))
-        raise PipelineError(
-            f"epoch {intake.step.epoch}, step {intake.step.step}: rows {failed} do not decode although their samples "
-            "pass alone"
-        )
+        return {"image": list(decoded.values())} if decoded else None
 
     def rescale(self, intake: Intake, error: ScaledDecodeError) -> Any:
         """The outputs for a batch of which some rows did not decode at a scale: they are decoded whole or replaced.
@@ -159,10 +154,10 @@ class Salvage:
         intake.sizes[row] = size
         return True
 
-    def _replace(self, intake: Intake, reasons: dict[int, str | None]) -> None:
+    def _replace(self, intake: Intake, reasons: dict[int, str | None], *, thoroughly: bool = True) -> None:
         for row, reason in reasons.items():
             if reason is not None:
-                self._desk.replace(intake, row, reason)
+                self._desk.replace(intake, row, reason, thoroughly=thoroughly)
         self._desk.plan(intake)
 
     def _refusal(self, intake: Intake, row: int) -> str | None:

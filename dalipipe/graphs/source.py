@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dalipipe.engines.cpus import default_workers
 from dalipipe.errors import ClosedError, PipelineError, PipelineTimeoutError
 from dalipipe.graphs.assemble import Assembler
 from dalipipe.graphs.bysample import SampleLane
@@ -19,12 +19,14 @@ from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.contract import Batch, BatchSource
 from dalipipe.graphs.custom import is_custom
 from dalipipe.graphs.handover import HandOver
-from dalipipe.graphs.image import Backend, SizeHint, input_names
+from dalipipe.graphs.image import GRAPHS, Backend, SizeHint, input_names
 from dalipipe.graphs.intake import Intake, IntakeDesk
 from dalipipe.graphs.lane import Lane, release_memory
 from dalipipe.graphs.limits import check_config, check_kept, device_number
+from dalipipe.graphs.native import NativeResize
 from dalipipe.graphs.origin import Origin
 from dalipipe.graphs.quarantine import Quarantine
+from dalipipe.graphs.resize import choose_native
 from dalipipe.graphs.salvage import Salvage, first_line
 from dalipipe.graphs.scaled import ScaledDecodeError
 from dalipipe.order.step import Prefetcher
@@ -84,7 +86,10 @@ def open_source(
     check_config(graph, quarantine, fields, queue_depth)
     if kept is not None:
         check_kept(graph, device)
-    num_threads = graph.num_threads or max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))
+    num_threads = graph.num_threads or max(1, default_workers() // max(1, local_ranks))
+    # On a GPU and in a graph of the user's own DALI resizes; the device tier has a kernel of its own.
+    on_cpu = device_id is None and tier is None and graph.name in GRAPHS and graph.name != "image_raw"
+    native = choose_native(graph.resize_kernel) if on_cpu else None
     guard = Quarantine(quarantine, num_samples=num_samples, run_dir=run_dir, recorder=recorder, origin=origin)
     desk = IntakeDesk(
         graph,
@@ -94,11 +99,13 @@ def open_source(
         quarantine=guard,
         num_threads=num_threads,
         recorder=recorder,
+        fractions=native is not None,
     )
     return LocalSource(
         prefetcher,
         graph=graph,
         desk=desk,
+        native=native,
         quarantine=guard,
         max_pixels=quarantine.max_pixels,
         num_threads=num_threads,
@@ -123,6 +130,7 @@ class LocalSource:
         *,
         graph: GraphConfig,
         desk: IntakeDesk,
+        native: NativeResize | None,
         quarantine: Quarantine,
         max_pixels: int,
         num_threads: int,
@@ -159,7 +167,7 @@ class LocalSource:
         self._separable = device_id is None and tier is None and not is_custom(graph.name)
         self._assembler: Assembler | None = None
         if self._separable and graph.name != "image_raw":
-            self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, kept=kept)
+            self._assembler = Assembler(graph, num_threads=num_threads, recorder=recorder, native=native, kept=kept)
         self._salvage = Salvage(
             desk,
             lambda backend: self._new_lane(backend, 1),

@@ -89,7 +89,8 @@ class Table:
 
 def make_table(windows: Windows, widths: Sequence[int]) -> Table:
     """The table of a batch. widths: of the whole images, in pixels."""
-    columns = [np.asarray(widths, np.int32)[:, None], windows.start, windows.shape, windows.corner]
+    corner = np.rint(windows.begin / windows.scale)
+    columns = [np.asarray(widths, np.int32)[:, None], windows.start, windows.shape, corner]
     joined = np.concatenate([*columns, windows.mirror[:, None]], axis=1).astype(np.int32)
     return Table(windows=np.ascontiguousarray(joined), factors=np.ascontiguousarray(windows.scale, np.float32))
 

@@ -96,7 +96,47 @@ def test_regions_are_the_windows_in_train_and_the_centre_in_eval() -> None:
     begin, end = evaluated.region(224, np.arange(2))
     assert np.abs((begin + end) / 2 - sizes / 2).max() <= 1
     assert np.allclose(end - begin, sizes.min(axis=1, keepdims=True) * 224 / 256, rtol=2e-3)
+    exact = plan_windows(GraphConfig(name="image_eval"), sizes, _draws(2), fractions=True)
+    assert np.allclose(exact.region(224, np.arange(2)), (begin, end))
     seen = evaluated.start + evaluated.shape
     assert (seen >= end).all()
     assert (seen <= sizes).all()
     assert seen.prod(axis=1).tolist() < (sizes.prod(axis=1) * 0.9).tolist()
+
+
+@settings(deadline=None)
+@given(size=st.tuples(SIDES, SIDES), short=st.integers(1, 600), part=st.floats(0, 1), scaled=st.booleans())
+def test_what_evaluation_sees_is_inside_and_no_more(
+    size: tuple[int, int], short: int, part: float, scaled: bool
+) -> None:
+    """With fractions the same pixels are shown, what the filters see of them is decoded, and little beside it."""
+    graph = GraphConfig(
+        name="image_eval", size=max(1, int(part * short)), resize_shorter=short, jpeg_scale="auto" if scaled else "off"
+    )
+    sizes = np.array([size], np.int32)
+    whole, exact = plan_windows(graph, sizes, _draws(1)), plan_windows(graph, sizes, _draws(1), fractions=True)
+    assert np.array_equal(whole.scale, exact.scale)
+    assert np.array_equal(whole.reduce, exact.reduce)
+    shown, shown_too = whole.region(graph.size, np.arange(1)), exact.region(graph.size, np.arange(1))
+    assert np.allclose(shown, shown_too, rtol=1e-6)
+    factor = exact.reduce[:, None]
+    support = np.maximum(exact.scale, factor)
+    centre = exact.begin + exact.scale / 2
+    low, high = centre - support, centre + (graph.size - 1) * exact.scale + support
+    assert (exact.start >= 0).all()
+    assert (exact.start % factor == 0).all()
+    assert (exact.start + exact.shape <= sizes).all()
+    first, aspect_limit = middle(sizes)
+    assert ((low >= 0) | (exact.start == first)).all()
+    assert ((high <= exact.shape) | (exact.start + exact.shape == first + aspect_limit)).all()
+    assert (exact.shape <= high - low + 2 * factor).all()
+    assert (exact.begin >= 0).all()
+    assert (exact.begin + graph.size * exact.scale <= exact.shape + 1e-9).all()
+
+
+def test_a_photographs_middle_is_all_that_evaluation_decodes() -> None:
+    """224 of 256: 1.46 source pixels each, and the reach of the filter."""
+    sizes = np.array([[375, 500]], np.int32)
+    exact = plan_windows(GraphConfig(name="image_eval"), sizes, _draws(1), fractions=True)
+    assert exact.start.tolist() == [[22, 84]]
+    assert exact.shape.tolist() == [[331, 331]]

@@ -167,14 +167,18 @@ def test_damage_behind_the_header_of_a_jpeg_fails_no_decoder() -> None:
     assert undecodable(damaged) == [None] * len(damaged)
 
 
-def test_good_files_through_crop_and_resize() -> None:
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_good_files_through_crop_and_resize(kernel: str) -> None:
     """None of them fails in the training graph, and evaluation is within a level of PIL."""
     names = [name for name in GOOD if "one pixel" not in name and "8000" not in name]
     images = [GOOD[name]() for name in names]
     for codec in ("off", "auto"):
-        graph = GraphConfig(size=24, num_threads=2, dtype="uint8", jpeg_scale=codec)
+        graph = GraphConfig(size=24, num_threads=2, dtype="uint8", jpeg_scale=codec, resize_kernel=kernel)
         assert _decoded(images, graph)["id"].tolist() == list(range(len(names)))
-    batch = _decoded(images, GraphConfig(name="image_eval", size=48, resize_shorter=56, dtype="uint8", num_threads=2))
+    graph = GraphConfig(
+        name="image_eval", size=48, resize_shorter=56, dtype="uint8", num_threads=2, resize_kernel=kernel
+    )
+    batch = _decoded(images, graph)
     for name, data, got in zip(names, images, batch["image"], strict=True):
         picture = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
         width, height = (side * 56 // min(picture.size) for side in picture.size)

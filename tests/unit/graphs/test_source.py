@@ -235,11 +235,16 @@ def test_steps_are_released_in_order_once_and_all() -> None:
 
 
 def test_every_stage_is_timed() -> None:
-    """The ledger sees decode, resize, normalise and hand-over."""
-    recorder = Recorder()
-    _take(open_memory(MemoryPrefetcher(sized_jpegs(8), 4), recorder=recorder), 3)
-    seen = recorder.snapshot()
-    assert all(seen[f"stage_s.{stage}"] > 0 for stage in ("decode", "resize", "normalize", "handover"))
+    """The ledger sees decode, resize, normalise (in the resize where our own kernel does both) and hand-over."""
+    for kernel in ("torch", "auto"):
+        recorder = Recorder()
+        graph = GraphConfig(size=32, num_threads=2, resize_kernel=kernel)
+        _take(open_memory(MemoryPrefetcher(sized_jpegs(8), 4), graph=graph, recorder=recorder), 3)
+        seen = recorder.snapshot()
+        assert all(seen[f"stage_s.{stage}"] > 0 for stage in ("decode", "resize", "handover"))
+        resized = {name for name in seen if name.startswith("resized.")}
+        assert len(resized) == 1
+        assert ("stage_s.normalize" in seen) == (resized == {"resized.torch"})
     assert "stage_s.salvage" not in seen
 
 
