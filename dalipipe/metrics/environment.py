@@ -21,6 +21,7 @@ from typing import Any
 
 from dalipipe.engines.cpus import default_workers
 from dalipipe.errors import DalipipeError
+from dalipipe.graphs.native import load_native
 from dalipipe.masking import masked
 from dalipipe.metrics.findings import Facts, Finding, judge
 from dalipipe.storage.open import open_store
@@ -99,6 +100,7 @@ def collect(
         "packages": {name: version for name in _PACKAGES if (version := installed_version(name))},
         "gpu": _gpus(root),
         "torch": _torch(probe_torch),
+        "graphs": _graphs(),
         "memory": _memory(root),
         "limits": _limits(root),
     }
@@ -170,6 +172,12 @@ def _gpus(root: Path) -> dict[str, Any]:
 
 def _string(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _graphs() -> dict[str, Any]:
+    """Which kernel resizes images on the CPU."""
+    native = load_native()
+    return {"resize_kernel": "torch" if native is None else native.name}
 
 
 def _torch(probe: bool) -> dict[str, Any]:

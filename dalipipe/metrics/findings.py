@@ -57,6 +57,11 @@ def _judge_packages(facts: Facts, add: _Add) -> None:
         add("error", f"DALI for CUDA 13 needs driver {_CUDA13_DRIVER}, this host has {driver}", "use dalipipe[cuda12]")
     if driver and "nvidia-dali-cuda120" in flavours and driver < _CUDA12_DRIVER:
         add("error", f"DALI for CUDA 12 needs driver {_CUDA12_DRIVER}, this host has {driver}", "renew the driver")
+    if facts["graphs"]["resize_kernel"] == "torch":
+        add(
+            "warning", "the resize kernel was not built: on a CPU images are resized by torch, which takes longer",
+            "install the package again where there is a C compiler (cc, gcc or clang)",
+        )  # fmt: skip
     cuda = facts["torch"].get("cuda") or ""
     if (
         flavours

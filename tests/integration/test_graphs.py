@@ -14,6 +14,7 @@ import torch
 import dalipipe as dp
 from dalipipe.errors import ConfigError, QuarantineError
 from dalipipe.graphs.fields import split_bytes
+from dalipipe.graphs.resize import choose_native
 from tests.support.images import jpeg_bytes
 from tests.support.shards import write_dataset
 
@@ -61,6 +62,9 @@ def test_images_with_captions_and_numbers(captioned: Path, tmp_path: Path) -> No
         assert torch.equal(batch["width"], 130 - batch["id"])
     assert stats["quarantined"] == 3
     assert stats["quarantined_by"] == {"damaged": 3}
+    native = choose_native("auto")
+    assert set(stats["resized_by"]) == {"torch" if native is None else native.name}
+    assert sum(stats["resized_by"].values()) >= NUM
     lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
     records = {record["key"]: record for record in map(json.loads, lines)}
     assert records.keys() == {"0003", "0017", "0018"}

@@ -22,6 +22,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "packages": {"torch": "2.13.0", "nvidia-dali-cuda130": "2.4.0"},
     "gpu": {"driver": "580.65.06", "devices": ["0: card", "1: card"]},
     "torch": {"version": "2.13.0", "cuda": "13.0", "available": True},
+    "graphs": {"resize_kernel": "native avx2"},
     "memory": {"shm_bytes": 8 * 2**30},
     "limits": {"open_files": 20000, "max_map_count": 65530},
     "cache.dir": {"path": "/nvme", "file_system": "xfs", "free_bytes": 10**12},
@@ -44,6 +45,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ("torch", {"cuda": "", "available": False}, "error", "torch is a CPU build"),
         ("torch", {"available": False}, "error", "torch cannot use it"),
         ("gpu", {"nvml": "Unknown Error"}, "warning", "NVML cannot be asked: Unknown Error"),
+        ("graphs", {"resize_kernel": "torch"}, "warning", "the resize kernel was not built"),
         ("memory", {"shm_bytes": 64 * 2**20}, "warning", "/dev/shm has 67.1 MB"),
         ("limits", {"max_map_count": 1000}, "warning", "vm.max_map_count is 1000"),
         ("limits", {"open_files": 256}, "warning", "only 256 open files"),
@@ -163,7 +165,7 @@ def test_doctor_env_prints_it(packed: Path, tmp_path: Path) -> None:
     environ = os.environ | {"AWS_SECRET_ACCESS_KEY": "hush"}
     done = subprocess.run(command, check=False, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words_of_report in ("torch", "nvidia-dali", "shm_bytes", "manifest_bytes", "findings"):
+    for words_of_report in ("torch", "resize_kernel", "nvidia-dali", "shm_bytes", "manifest_bytes", "findings"):
         assert words_of_report in done.stdout
     assert "hush" not in done.stdout
     missing = [*command, "--json", f"data.url={tmp_path / 'nothing'}"]
