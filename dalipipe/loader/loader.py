@@ -160,6 +160,11 @@ class Loader:
                 for name, value in sorted(seen.items())
                 if name.startswith("quarantined.")
             },
+            "resized_by": {
+                name.removeprefix("resized."): int(value)
+                for name, value in sorted(seen.items())
+                if name.startswith("resized.")
+            },
             "wait_s": seen.get("wait_s", 0.0),
             "wait_by_s": self._waits(seen),
             "bytes_read": by("bytes_read", _TIERS),
