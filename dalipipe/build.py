@@ -397,13 +397,13 @@ def open_publisher(cfg: LoadConfig, world: World, recorder: Recorder) -> StatePu
 
 
 def _open_store(data: DataConfig, storage: StorageConfig, recorder: Recorder | None = None) -> Store:
-    from dalipipe.storage.linked import LinkedStore
+    from dalipipe.shards.virtual import DatasetStore
     from dalipipe.storage.open import open_store
 
     if not data.url:
         raise ConfigError("data.url is required: the folder or bucket prefix that holds manifest.json")
     record = (recorder or Recorder()).add
-    return LinkedStore(data.url, lambda url: open_store(url, storage, record=record))
+    return DatasetStore(data.url, lambda url: open_store(url, storage, record=record))
 
 
 def _check(cfg: LoadConfig) -> None:

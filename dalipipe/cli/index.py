@@ -11,16 +11,16 @@ from dalipipe.units import format_bytes
 
 
 def run(cfg: IndexJob, *, as_json: bool) -> int:
-    """Makes a manifest over tars that exist."""
+    """Makes a manifest over tars, or image files, that exist."""
     from dalipipe.packing.index import index
 
     if not cfg.source:
-        raise ConfigError("index needs source=URL: the folder or bucket prefix that holds the tars")
+        raise ConfigError("index needs source=URL: the folder or bucket prefix that holds the tars or images")
     with progress("indexing") as report:
         done = index(cfg.source, cfg.target, cfg.index, cfg.storage, progress=report)
     text = (
-        f"indexed {done.samples} samples in {done.shards} tars, {format_bytes(done.bytes)}, in {done.seconds:.1f} s by "
-        f"reading {format_bytes(done.bytes_read)} of them: {cfg.target or cfg.source}"
+        f"indexed {done.samples} samples in {done.shards} shards, {format_bytes(done.bytes)}, in {done.seconds:.1f} s "
+        f"by reading {format_bytes(done.bytes_read)} of them: {cfg.target or cfg.source}"
     )
     if not done.checksums:
         text += "\nchecksums are not known yet: `dalipipe verify URL checksums=all` reads every byte once and adds them"

@@ -13,7 +13,7 @@ from dalipipe.shards.checksums import NOTE, Digests, checksums_name, encode_chec
 from dalipipe.shards.digest import NO_DIGEST
 from dalipipe.shards.header import HEADER_NAME, encode_header
 from dalipipe.shards.manifest import Manifest, Shard
-from dalipipe.storage.linked import LinkedStore
+from dalipipe.shards.virtual import DatasetStore
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
 
@@ -54,7 +54,7 @@ def add_first_reads(url: str, storage: StorageConfig, cache_dir: str) -> Checksu
     if not cache_dir:
         raise ConfigError("checksums=kept takes what this node's cache kept: name it with cache.dir")
     added = unknown = 0
-    with closing(LinkedStore(url, lambda at: open_store(at, storage))) as store:
+    with closing(DatasetStore(url, lambda at: open_store(at, storage))) as store:
         manifest = Manifest.open(store.read)
         with closing(FirstReads(first_reads_path(cache_dir, manifest.identity))) as first:
             for number in range(manifest.num_shards):

@@ -67,8 +67,18 @@ class PackConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
-    """`index.*`."""
+    """`index.*`; `labels` to `seed` are for image files, which make virtual shards, `dots` to `dali` for tars."""
 
+    labels: str = ""
+    """As `pack.labels`."""
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    """As `pack.columns`."""
+    shard_bytes: int | float | str = "512MiB"
+    """As `pack.shard_bytes`."""
+    shuffle: bool = True
+    """As `pack.shuffle`."""
+    seed: int = 0
+    """As `pack.seed`."""
     dots: str = "first"
     """As `pack.dots`."""
     block_bytes: int | float | str = "auto"

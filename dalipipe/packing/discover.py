@@ -33,19 +33,28 @@ class Listing:
     digest: str
 
 
-def discover(store: Store, config: PackConfig | None = None, listed: Listed = lambda _count: None) -> Listing:
+def discover(
+    store: Store,
+    config: PackConfig | None = None,
+    listed: Listed = lambda _count: None,
+    *,
+    found: Iterable[ObjectInfo] | None = None,
+) -> Listing:
     """Lists a source, one name at a time.
 
     Class folders: the first folder of a path is the class; deeper folders only group. With `pack.labels` the table
     says which files there are. Parquet files are taken where there are no images.
 
+    Args:
+        found: what was listed already.
+
     Raises:
         SourceError: the source is missing, holds nothing to pack, or holds images both beside and in folders.
     """
     config = config or PackConfig()
-    found, skipped = _list(store, listed)
+    names, skipped = _list(store, listed, found)
     if config.kind == "tars":
-        tars = _of_endings(found, skipped, TAR_ENDINGS)
+        tars = _of_endings(names, skipped, TAR_ENDINGS)
         if not tars:
             raise SourceError(
                 f"the source {store.url} holds no tar: looked for {', '.join(TAR_ENDINGS)}, found "
@@ -53,14 +62,14 @@ def discover(store: Store, config: PackConfig | None = None, listed: Listed = la
             )
         return Listing(samples=[], inputs=tars, classes=(), skipped=_sorted(skipped), digest=_digest(tars))
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
-    parquet = [info for info in found if info.key.lower().endswith(".parquet") and info.key != config.labels]
+    parquet = [info for info in names if info.key.lower().endswith(".parquet") and info.key != config.labels]
     others = Counter(skipped)
-    images = _of_endings(found, skipped, endings)
+    images = _of_endings(names, skipped, endings)
     if not images and parquet:
-        _of_endings(found, others, (".parquet",))
+        _of_endings(names, others, (".parquet",))
         return Listing(samples=[], inputs=parquet, classes=(), skipped=_sorted(others), digest=_digest(parquet))
     if not images:
-        tars = _of_endings(found, others, TAR_ENDINGS)
+        tars = _of_endings(names, others, TAR_ENDINGS)
         remedy = "use pack=tars for the tars in it" if tars else "check source="
         raise SourceError(
             f"the source {store.url} holds no image: looked for {', '.join(IMAGE_EXTENSIONS)} in it and its folders, "
@@ -77,11 +86,11 @@ def unique_keys(paths: Iterable[str]) -> list[str]:
     return [keys.key(_stem(path), path) for path in paths]
 
 
-def _list(store: Store, listed: Listed) -> tuple[list[ObjectInfo], Counter[str]]:
+def _list(store: Store, listed: Listed, given: Iterable[ObjectInfo] | None) -> tuple[list[ObjectInfo], Counter[str]]:
     skipped: Counter[str] = Counter()
     found: list[ObjectInfo] = []
     try:
-        for number, info in enumerate(store.list()):
+        for number, info in enumerate(store.list() if given is None else given):
             if number % _LISTED_EVERY == 0:
                 listed(number)
             reason = _why_skipped(info.key)

@@ -1,4 +1,4 @@
-"""A manifest for tars that exist already: their headers are read, their contents are not."""
+"""A manifest for what exists already: of tars the headers are read, image files are only listed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +22,14 @@ from dalipipe.errors import (
 from dalipipe.packing.braces import expand_braces
 from dalipipe.packing.config import IndexConfig
 from dalipipe.packing.discover import TAR_ENDINGS
+from dalipipe.packing.files import index_files
 from dalipipe.packing.inputs import is_compressed
 from dalipipe.packing.plan import DOTS, block_samples
 from dalipipe.packing.verify import open_linked
 from dalipipe.packing.written import Written, publish, read_digests
 from dalipipe.shards.checksums import checksums_name
 from dalipipe.shards.digest import NO_DIGEST
-from dalipipe.shards.fields import field_of
+from dalipipe.shards.fields import IMAGE_EXTENSIONS, field_of
 from dalipipe.shards.header import HEADER_NAME
 from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.shards.index import Rows
@@ -41,6 +42,7 @@ from dalipipe.storage.url import is_link, link_from
 from dalipipe.units import parse_bytes
 
 DALI_VERSION = "v1.2"
+_ENDINGS = (*TAR_ENDINGS, *(f".{extension}" for extension in IMAGE_EXTENSIONS), ".parquet")
 _IMAGE_HEAD_BYTES = 1024
 """Where the size of most images stands; what the window holds beyond is looked at too."""
 Progress = Callable[[int, int], None]
@@ -49,7 +51,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What was indexed. bytes: of all tars; bytes_read: of them, to learn what they hold. checksums: known or not."""
+    """What was indexed. bytes: of all tars, virtual ones included; bytes_read: of them, to learn what they hold.
+    checksums: known or not."""
 
     samples: int
     shards: int
@@ -67,6 +70,18 @@ class _Scanned:
     bytes_read: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Laid:
+    """Shards that exist, or that files make, and how they are cut. dali: files for DALI, by name."""
+
+    what: str
+    shards: list[Written]
+    block_samples: int
+    classes: tuple[str, ...] = ()
+    bytes_read: int = 0
+    dali: dict[str, str] = field(default_factory=dict)
+
+
 def index(
     source: str,
     target: str,
@@ -75,14 +90,16 @@ def index(
     *,
     progress: Progress = lambda _done, _total: None,
 ) -> IndexReport:
-    """Makes a manifest over the tars under the URL `source`, at the URL `target` (empty: beside them).
+    """Makes a manifest over the tars under the URL `source`, or the image files where there are no tars (or labels are
+    given), at the URL `target` (empty: beside them).
 
     Memory is about 250 bytes a sample. Tars are taken in the order of their names. A `source` that ends in a name, with
     braces or without (`https://host/set/part-{000..127}.tar`), is not listed: web servers cannot be.
 
     Raises:
         ConfigError: a value of `config` can never work.
-        SourceError: there is no tar, one is compressed or damaged, or its samples cannot be read in place.
+        SourceError: there is no tar and no image, a tar is compressed or damaged, or its samples cannot be read in
+            place.
         TargetExistsError: there is a manifest at the target and `index.overwrite` is off.
     """
     begin_s = time.monotonic()
@@ -99,43 +116,75 @@ def index(
             raise TargetExistsError(
                 f"{place.url} has a manifest already; use it, or set index.overwrite=true to replace it"
             )
-        tars = _named(store, names, progress) if names else _tars(store, progress)
+        found = _named(store, names, progress) if names else _listed(store, progress)
+        tars = _tars(store, found)
+        if config.labels or not tars:
+            laid = _files(store, place, found, config)
+        else:
 
-        def scan(info: ObjectInfo) -> _Scanned:
-            return _scan(store, info, config, window_bytes, link_from(place.url, f"{store.url}/{info.key}"))
+            def scan(info: ObjectInfo) -> _Scanned:
+                return _scan(store, info, config, window_bytes, link_from(place.url, f"{store.url}/{info.key}"))
 
-        with ThreadPoolExecutor(storage.concurrency, thread_name_prefix="index") as pool:
             scanned = []
-            for number, one in enumerate(pool.map(scan, tars), start=1):
-                scanned.append(one)
-                progress(number, len(tars))
-            full = [one for one in scanned if one.written.rows.num_samples]
-            if not full:
-                raise SourceError(f"the {len(tars)} tars of {store.url} hold no sample; check source= and index.dots")
-            shards = [one.written for one in full]
-            num_samples = sum(shard.rows.num_samples for shard in shards)
-            num_bytes = sum(shard.num_bytes for shard in shards)
-            size = block_samples(num_samples, len(shards), num_bytes, config.block_bytes)
-            if config.checksums:
-                shards = list(pool.map(lambda pair: _with_digests(place, *pair), _cut(shards, size)))
+            with ThreadPoolExecutor(storage.concurrency, thread_name_prefix="index") as pool:
+                for number, one in enumerate(pool.map(scan, tars), start=1):
+                    scanned.append(one)
+                    progress(number, len(tars))
+            laid = _laid_tars(scanned, store.url, config)
+        shards = laid.shards
+        if config.checksums:
+            with ThreadPoolExecutor(storage.concurrency, thread_name_prefix="index") as pool:
+                shards = list(pool.map(lambda pair: _with_digests(place, *pair), _cut(shards, laid.block_samples)))
         if config.overwrite:
             for shard in shards:  # added to the manifest that is replaced: the tars may be others now
                 place.delete(checksums_name(index_name(shard.name)))
-        files = publish(place, shards, kind="images", classes=(), block_samples=size, made_by={"indexed": "true"})
-        if config.dali:
-            for one in full:
-                name = one.written.name
-                beside = name.rpartition("/")[2] if is_link(name) else name
-                place.put(f"{beside.removesuffix('.tar')}.idx", one.dali.encode())
+        files = publish(
+            place,
+            shards,
+            kind="images",
+            classes=laid.classes,
+            block_samples=laid.block_samples,
+            made_by={"indexed": laid.what},
+        )
+        for name, dali in laid.dali.items():
+            place.put(name, dali.encode())
     return IndexReport(
-        samples=num_samples,
+        samples=files.num_samples,
         shards=len(shards),
-        bytes=num_bytes,
-        bytes_read=num_bytes if config.checksums else sum(one.bytes_read for one in scanned),
+        bytes=files.num_bytes,
+        bytes_read=files.num_bytes if config.checksums else laid.bytes_read,
         seconds=time.monotonic() - begin_s,
         checksums=config.checksums,
         identity=files.identity,
     )
+
+
+def _laid_tars(scanned: Sequence[_Scanned], url: str, config: IndexConfig) -> _Laid:
+    full = [one for one in scanned if one.written.rows.num_samples]
+    if not full:
+        raise SourceError(f"the {len(scanned)} tars of {url} hold no sample; check source= and index.dots")
+    shards = [one.written for one in full]
+    num_samples = sum(shard.rows.num_samples for shard in shards)
+    num_bytes = sum(shard.num_bytes for shard in shards)
+    return _Laid(
+        what="tars",
+        shards=shards,
+        block_samples=block_samples(num_samples, len(shards), num_bytes, config.block_bytes),
+        bytes_read=sum(one.bytes_read for one in scanned),
+        dali={_dali_name(one.written.name): one.dali for one in full} if config.dali else {},
+    )
+
+
+def _dali_name(shard: str) -> str:
+    beside = shard.rpartition("/")[2] if is_link(shard) else shard
+    return f"{beside.removesuffix('.tar')}.idx"
+
+
+def _files(store: Store, place: Store, found: Sequence[ObjectInfo], config: IndexConfig) -> _Laid:
+    if config.dali:
+        raise ConfigError(f"index.dali=true is for tars, and {store.url} is indexed as image files")
+    shards, classes, num_block = index_files(store, place, found, config)
+    return _Laid(what="files", shards=shards, classes=classes, block_samples=num_block)
 
 
 def _check_config(config: IndexConfig) -> int:
@@ -170,24 +219,28 @@ def _named(store: Store, names: list[str], progress: Progress) -> list[ObjectInf
     return sorted(tars, key=lambda info: info.key)
 
 
-def _tars(store: Store, progress: Progress) -> list[ObjectInfo]:
-    tars = []
+def _listed(store: Store, progress: Progress) -> list[ObjectInfo]:
+    found = []
     try:
         for number, info in enumerate(store.list()):
             if number % 1000 == 0:
                 progress(number, 0)
-            if info.key.lower().endswith(TAR_ENDINGS) and not info.key.startswith("."):
-                tars.append(info)
+            found.append(info)
     except (ObjectNotFoundError, NotADirectoryError) as error:
         raise SourceError(f"the source {store.url} does not exist or is no folder: {error}; check source=") from error
+    if not any(info.key.lower().endswith(_ENDINGS) for info in found):
+        raise SourceError(f"the source {store.url} holds no tar and no image; check source=")
+    return found
+
+
+def _tars(store: Store, found: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    tars = [info for info in found if info.key.lower().endswith(TAR_ENDINGS) and not info.key.startswith(".")]
     compressed = [info.key for info in tars if is_compressed(info.key)]
     if compressed:
         raise SourceError(
             f"{len(compressed)} tars of {store.url} are compressed, such as {compressed[0]}: a sample of one cannot be "
             "read by itself; pack them with `dalipipe pack pack=tars`"
         )
-    if not tars:
-        raise SourceError(f"the source {store.url} holds no tar; check source=")
     return sorted(tars, key=lambda info: info.key)
 
 

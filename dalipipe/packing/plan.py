@@ -42,8 +42,11 @@ class Plan:
         return len(self.cuts) - 1
 
 
-def check_config(config: PackConfig) -> None:
+def check_config(config: PackConfig, *, prefix: str = "pack") -> None:
     """Refuses values that can never work.
+
+    Args:
+        prefix: what the keys begin with for the user.
 
     Raises:
         ConfigError: names the key, the value and the valid ones.
@@ -74,15 +77,15 @@ def check_config(config: PackConfig) -> None:
         )
     if config.workers < 0:
         raise ConfigError(f"pack.workers={config.workers} must be at least 0 (0: one per CPU)")
-    shard_bytes = parse_bytes(config.shard_bytes, "pack.shard_bytes")
+    shard_bytes = parse_bytes(config.shard_bytes, f"{prefix}.shard_bytes")
     if not MIN_SHARD_BYTES <= shard_bytes <= MAX_SHARD_BYTES:
-        raise ConfigError(f"pack.shard_bytes={config.shard_bytes!r} must be 1MiB to 4GiB; 512MiB suits most lakes")
+        raise ConfigError(f"{prefix}.shard_bytes={config.shard_bytes!r} must be 1MiB to 4GiB; 512MiB suits most lakes")
     if config.block_bytes != "auto":
-        block_bytes = parse_bytes(config.block_bytes, "pack.block_bytes")
+        block_bytes = parse_bytes(config.block_bytes, f"{prefix}.block_bytes")
         if not 1 <= block_bytes <= shard_bytes:
             raise ConfigError(
-                f"pack.block_bytes={config.block_bytes!r} must be 'auto', or at least 1 and at most "
-                f"pack.shard_bytes={config.shard_bytes!r}"
+                f"{prefix}.block_bytes={config.block_bytes!r} must be 'auto', or at least 1 and at most "
+                f"{prefix}.shard_bytes={config.shard_bytes!r}"
             )
 
 

@@ -19,6 +19,7 @@ from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.shards.index import Rows
 from dalipipe.shards.manifest import Manifest, Shard
 from dalipipe.shards.tar import SampleExtent, scan_tar
+from dalipipe.shards.virtual import is_virtual
 from dalipipe.shards.webdataset import HeaderWindow, group_neighbours
 from dalipipe.storage.store import StorageConfig, Store
 from dalipipe.storage.url import is_link
@@ -150,6 +151,8 @@ class _Mending:
         except DataError:
             self.dropped.append(shard.name)
             return None
+        if is_virtual(shard.name):  # its files were only listed when it was indexed: no sizes
+            rows = replace(rows, sizes=np.zeros_like(rows.sizes))
         self.indices_made.append(shard.index_name)
         self.shards_made.append(shard.name)
         return self._written(shard, rows, {}, tuple(extensions))
@@ -167,8 +170,8 @@ class _Mending:
         )
 
     def _fetch(self, shard: Shard) -> bool:
-        """Copies a shard from the other data set, if it is whole there; a linked one is not ours to write."""
-        if self._other is None or shard.digest == NO_DIGEST or is_link(shard.name):
+        """Copies a shard from the other data set, if it is whole there; linked or virtual ones are not ours."""
+        if self._other is None or shard.digest == NO_DIGEST or is_link(shard.name) or is_virtual(shard.name):
             return False
         digest = Digest64()
         try:

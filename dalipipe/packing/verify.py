@@ -18,8 +18,8 @@ from dalipipe.shards.fields import field_of
 from dalipipe.shards.index import ShardIndex, part_rows
 from dalipipe.shards.manifest import Manifest, Shard
 from dalipipe.shards.tar import walk_tar
+from dalipipe.shards.virtual import DatasetStore
 from dalipipe.shards.webdataset import split_name
-from dalipipe.storage.linked import LinkedStore
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
 
@@ -190,9 +190,9 @@ def sampled_parts(num_parts: int) -> list[int]:
     return [number * num_parts // num for number in range(num)]
 
 
-def open_linked(url: str, storage: StorageConfig) -> LinkedStore:
-    """The store of a data set whose shards may lie elsewhere."""
-    return LinkedStore(url, lambda at: open_store(at, storage))
+def open_linked(url: str, storage: StorageConfig) -> DatasetStore:
+    """The store of a data set whose shards may lie elsewhere, or be virtual."""
+    return DatasetStore(url, lambda at: open_store(at, storage))
 
 
 class _Check:
