@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-failed test-slow check bench image lock clean
+.PHONY: help setup demo test test-failed test-slow test-native check bench image lock clean
 
 help:
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -23,6 +23,11 @@ test-failed: setup ## the tests that failed last time
 
 test-slow: setup ## the soak tests
 	@$(BIN)/pytest -q -m slow
+
+test-native: setup ## the tests of the C kernel, compiled with the address and undefined-behaviour sanitizers
+	@CFLAGS="-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	  LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/pytest -q tests/unit/graphs/test_native.py tests/unit/graphs/test_resize.py
 
 check: setup ## format, lint, types, direction of imports
 	@$(BIN)/ruff format --check --quiet .
