@@ -169,7 +169,8 @@ class Loader(_Loader):
             timeout_s=cfg.prefetch.timeout_s,
             recorder=recorder,
             publisher=open_publisher(cfg, world, recorder),
-            owned=(store, cache, coordinator, *(one for one in (kept, tier) if one is not None)),
+            waited_on=(store,),
+            owned=(cache, coordinator, *(one for one in (kept, tier) if one is not None)),
         )
         self.manifest = manifest
         self._tier = tier

@@ -44,6 +44,7 @@ class Loader:
         device: where the tensors are.
         ahead: decoded batches kept ready; timeout_s: how long a batch may take.
         publisher: is told the position whenever a batch is asked for, that is, when those before it are done with.
+        waited_on: stores; closed before anything else, so that no thread that is joined waits for an answer of theirs.
         owned: closed with the loader, last first.
     """
 
@@ -60,6 +61,7 @@ class Loader:
         timeout_s: float,
         recorder: Recorder,
         publisher: StatePublisher | None = None,
+        waited_on: tuple[Any, ...] = (),
         owned: tuple[Any, ...] = (),
     ) -> None:
         self.batch_size = batch_size
@@ -75,6 +77,7 @@ class Loader:
         self.steps = StepBook(lambda: recorder.total("bytes_read.lake"))
         self._publisher = publisher
         self._opened_by = os.getpid()
+        self._waited_on = waited_on
         self._owned = owned
         self._epoch, self._step = 0, 0
         self._begun = False  # the current epoch has an iterator already: the next one starts the next epoch
@@ -198,6 +201,8 @@ class Loader:
             for item in self._owned:
                 stack.callback(item.close)
             stack.callback(self._halt)
+            for item in self._waited_on:
+                stack.callback(item.close)
             if self._publisher is not None:
                 stack.callback(self._publisher.close)
 

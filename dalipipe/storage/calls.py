@@ -26,7 +26,8 @@ R = TypeVar("R")
 _Job: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | None]"
 
-_JOIN_S = 1.0
+# Idle threads end at once; one that is stuck in a client is not worth waiting for.
+_JOIN_S = 0.2
 
 
 class CallPool:

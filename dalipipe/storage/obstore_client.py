@@ -52,9 +52,9 @@ def open_client(url: str, config: StorageConfig, credentials: Credentials | None
     scheme = scheme_of(url)
     options: dict[str, Any] = {
         "client_options": {
-            "timeout": f"{config.request_timeout_s}s",
-            "read_timeout": f"{config.read_timeout_s}s",
-            "connect_timeout": f"{config.connect_timeout_s}s",
+            "timeout": _duration(config.request_timeout_s),
+            "read_timeout": _duration(config.read_timeout_s),
+            "connect_timeout": _duration(config.connect_timeout_s),
         },
         "retry_config": {
             "max_retries": retries,
@@ -80,6 +80,11 @@ def open_client(url: str, config: StorageConfig, credentials: Credentials | None
                 f"cannot open {url}: {reason(error)}; check the URL, endpoint and region"
             ) from presentable(error)
         raise
+
+
+def _duration(seconds: float) -> str:
+    """As the client reads it: it takes no more than a few decimals."""
+    return f"{max(1, round(seconds * 1000))}ms"
 
 
 def _open_bucket(

@@ -30,7 +30,7 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(folder: Path, *, timeout_s: float = 60.0) -> Iterator[S3Server]:
+def s3_server(folder: Path, *, timeout_s: float = 110.0) -> Iterator[S3Server]:
     """Runs the server with its data in `folder`; skips the test where the binary is missing."""
     binary = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if binary is None:

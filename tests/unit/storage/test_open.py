@@ -113,3 +113,9 @@ def _importable(name: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize("seconds", [1 / 3, 0.1 + 0.2, 1e-9, 7, 86400.5])
+def test_any_number_of_seconds_is_a_deadline(seconds: float) -> None:
+    config = StorageConfig(read_timeout_s=seconds, connect_timeout_s=seconds, request_timeout_s=seconds)
+    open_store("http://127.0.0.1:9/set", config).close()
