@@ -22,9 +22,9 @@ def open_manifest(target: object) -> Manifest:
     return Manifest.open(open_linked(str(target), StorageConfig()).read)
 
 
-def read_back(target: object) -> dict[str, dict[str, bytes]]:
+def read_back(target: object, storage: StorageConfig | None = None) -> dict[str, dict[str, bytes]]:
     """key -> field -> bytes of every sample."""
-    store = open_linked(str(target), StorageConfig())
+    store = open_linked(str(target), storage or StorageConfig())
     manifest = Manifest.open(store.read)
     ids = np.arange(manifest.num_samples)
     located = manifest.locate(ids)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from dalipipe.errors import SourceError
 from dalipipe.packing.config import IndexConfig, PackConfig
 from dalipipe.packing.index import index
 from dalipipe.packing.merge import merge
@@ -13,8 +20,9 @@ from dalipipe.shards import Manifest
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
 from tests.support.archives import write_tar
+from tests.support.images import write_image_tree
 from tests.support.seaweed import S3Server
-from tests.unit.packing.reading import contents, run_pack
+from tests.unit.packing.reading import contents, read_back, run_pack
 from tests.unit.packing.test_sources import samples
 
 
@@ -58,3 +66,85 @@ def test_tars_in_a_bucket_are_indexed_and_merged_with_a_local_set(tmp_path, stor
     assert (done.samples, done.blocks_without_checksum) == (80, 0)
     found = verify("s3://packed/merged", storage, decode="all")
     assert (found.samples, found.errors) == (80, [])
+
+
+NUM_IMAGES = 300
+
+CHILD = """
+import os, signal, sys
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.run import pack
+from dalipipe.storage.store import StorageConfig
+
+def die_after_one(done, total):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    config = PackConfig(shard_bytes="1MiB", workers=2, check="header")
+    pack(sys.argv[1], sys.argv[2], config, StorageConfig(endpoint_url=sys.argv[3], region="us-east-1"),
+         progress=die_after_one)
+"""
+
+
+@pytest.fixture(scope="module")
+def lake(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images in class folders, here and in a bucket."""
+    root = tmp_path_factory.mktemp("lake")
+    files = write_image_tree(root, num_images=NUM_IMAGES)
+    store = open_store("s3://lake/images", StorageConfig(endpoint_url=s3.endpoint_url, region="us-east-1"))
+    for path in files:
+        store.put(str(path.relative_to(root)), path)
+    return root
+
+
+def test_images_from_bucket_to_bucket_by_two_workers_killed_and_resumed(tmp_path, storage, lake):
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    where = ("s3://lake/images", "s3://packed/images")
+    child = subprocess.run(
+        [sys.executable, str(script), *where, str(storage.endpoint_url)], env=environment, timeout=100, check=False
+    )
+    assert child.returncode == -signal.SIGKILL
+    left = set(objects(where[1], storage))
+    assert "manifest.json" not in left
+    finished = sum(name.endswith(".done") for name in left)
+    assert finished >= 1
+    done: list[int] = []
+    config = PackConfig(shard_bytes="1MiB", workers=2, check="header")
+    pack(*where, config, storage, progress=lambda count, _total: done.append(count))
+    assert done[0] > 0, "finished shards are not packed again"
+    run_pack(lake, tmp_path / "out")
+    here, there = contents(tmp_path / "out"), objects(where[1], storage)
+    assert set(there) == set(here)
+    shards = [name for name in here if name.endswith((".tar", ".idx"))]
+    assert len(shards) >= 4
+    assert {name: there[name] for name in shards} == {name: here[name] for name in shards}
+
+
+def test_an_object_that_is_deleted_after_it_was_listed_is_named(storage, lake):
+    bucket = open_store("s3://lake/images", storage)
+    victim = next(info.key for info in bucket.list("class_1"))
+
+    def meanwhile(_done: int, _total: int) -> None:
+        bucket.delete(victim)
+
+    config = PackConfig(shard_bytes="1MiB", workers=1, check="none")
+    try:
+        with pytest.raises(SourceError, match=rf"s3://lake/images/{victim} was listed but is gone"):
+            pack("s3://lake/images", "s3://packed/gone", config, storage, progress=meanwhile)
+    finally:
+        bucket.put(victim, lake / victim)
+    assert "manifest.json" not in objects("s3://packed/gone", storage)
+
+
+def test_images_in_a_bucket_are_read_where_they_lie(tmp_path, storage, lake):
+    config = IndexConfig(shard_bytes="1MiB")
+    for target in (str(tmp_path / "set"), "s3://lake/images"):
+        report = index("s3://lake/images", target, config, storage)
+        assert (report.samples, report.bytes_read) == (NUM_IMAGES, 0)
+        found = verify(target, storage, decode="sample", add_checksums=True)
+        assert (found.errors, found.samples, found.without_checksum) == ([], NUM_IMAGES, 0)
+    run_pack(lake, tmp_path / "out", check="none")
+    assert read_back(tmp_path / "set", storage) == read_back(tmp_path / "out")
