@@ -1,20 +1,22 @@
 """What does everything around the graph cost: blocks, cache, order, hand-over, bad samples, memory?
 
     python benchmarks/loader.py [FOLDER] [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--epochs 20]
-                                [--samples 1024] [--json] [--quick]
+                                [--samples 1024] [--only PART,PART] [--json] [--quick]
 
 `overhead`: `dalipipe.load` on a packed set from a warm cache against the same graph fed from memory (the floor), in
 turn, round by round, in one process. `bad`: the graph fed from memory with one sample in a hundred bad, each met for
-the first time, against none: cut short and with a broken header (both seen by the precheck), and broken inside (DALI
-fails the batch). `precheck`: the look at a sample's bytes on arrival. `first_batch`: from `dalipipe.load` to the first
-batch with an empty cache, after the imports. `memory`: resident bytes over epochs of the packed set, after the first
-three.
+the first time, against none: cut short, a broken header, and a damaged PNG, at which nothing shows before a decoder
+fails; and all kinds of `found` in turn. `found`: which share of each kind of damage is found by the look at the bytes
+on arrival, by a decoder alone, or not at all because it decodes. `precheck_us`: that look. `first_batch`: from
+`dalipipe.load` to the first batch with an empty cache, after the imports. `memory`: resident bytes over epochs of the
+packed set, after the first three.
 Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that scikit-image ships.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
 import os
@@ -28,11 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.graphs import MemorySteps, cut_photographs, jpegs_in
-from dalipipe.graphs.check import suspicion
+from dalipipe.graphs.check import suspicion, undecodable
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Bytes, Sample, Step
@@ -40,6 +43,7 @@ from dalipipe.telemetry import Recorder
 
 _WARM_BATCHES = 4
 _BAD_EVERY = 100
+_PARTS = {"overhead", "memory", "bad", "found", "precheck_us", "first_batch"}
 
 
 class BadSteps(MemorySteps):
@@ -71,22 +75,83 @@ class BadSteps(MemorySteps):
         )  # fmt: skip
 
 
-def cut_short(image: Bytes) -> Bytes:
-    """Without its second half, as an upload that broke off."""
-    return image[: len(image) // 2]
+class Damage:
+    """Ways in which image files go bad, each as a function of a whole JPEG."""
+
+    def __init__(self) -> None:
+        self._random = np.random.Generator(np.random.Philox(11))
+        self._others: dict[tuple[bytes, str], Bytes] = {}
+        self._turn = itertools.count()
+        self.kinds: dict[str, Callable[[Bytes], Bytes]] = {
+            "cut_short": lambda image: image[: self._place(image)],
+            "zeroed_tail": lambda image: self._filled(image, self._place(image), len(image)),
+            "empty": lambda image: image[:0],
+            "html_page": lambda _: np.frombuffer(b"<html><body>503 try again</body></html>" * 20, np.uint8),
+            "broken_header": self._broken_header,
+            "flipped_bits": self._flipped,
+            "zeroed_page": lambda image: self._filled(image, page := self._place(image) & -4096, page + 4096),
+            "png_named_jpg": lambda image: self._as_other(image, "PNG"),
+            "webp_named_jpg": lambda image: self._as_other(image, "WEBP"),
+            "damaged_png": self._damaged_png,
+        }
+
+    def in_turn(self, image: Bytes) -> Bytes:
+        """The next kind."""
+        return list(self.kinds.values())[next(self._turn) % len(self.kinds)](image)
+
+    def _place(self, image: Bytes) -> int:
+        return int(self._random.integers(len(image) // 4, len(image)))
+
+    @staticmethod
+    def _filled(image: Bytes, start: int, stop: int) -> Bytes:
+        image = image.copy()
+        image[start:stop] = 0
+        return image
+
+    def _flipped(self, image: Bytes) -> Bytes:
+        image = image.copy()
+        image[self._random.integers(2, len(image) - 2, 8)] ^= np.uint8(1) << self._random.integers(0, 8, 8, np.uint8)
+        return image
+
+    @staticmethod
+    def _broken_header(image: Bytes) -> Bytes:
+        """With a Huffman table that cannot be; both ends look whole."""
+        image = image.copy()
+        at = image.tobytes().index(b"\xff\xc4") + 4
+        image[at : at + 20] = 255
+        return image
+
+    def _as_other(self, image: Bytes, kind: str) -> Bytes:
+        """The picture in another format, made once: it is no part of what is measured."""
+        key = (image.tobytes(), kind)
+        if key not in self._others:
+            sink = io.BytesIO()
+            Image.open(io.BytesIO(image.data)).convert("RGB").save(sink, kind)
+            self._others[key] = np.frombuffer(sink.getvalue(), np.uint8)
+        return self._others[key]
+
+    def _damaged_png(self, image: Bytes) -> Bytes:
+        """16 bytes in the middle are wrong: only a decoder that reads up to there sees it."""
+        image = self._as_other(image, "PNG").copy()
+        image[len(image) // 2 :][:16] ^= 0x55
+        return image
 
 
-def broken_header(image: Bytes) -> Bytes:
-    """With a Huffman table that cannot be; both ends look whole."""
-    data = bytearray(image.tobytes())
-    at = data.index(b"\xff\xc4") + 4
-    data[at : at + 20] = b"\xff" * 20
-    return np.frombuffer(bytes(data), np.uint8)
-
-
-def broken_inside(image: Bytes) -> Bytes:
-    """Without quantization tables: nothing looks wrong before DALI fails the whole batch."""
-    return np.frombuffer(image.tobytes().replace(b"\xff\xdb", b"\xff\xfe"), np.uint8)
+def found(files: list[Path]) -> dict[str, dict[str, float]]:
+    """By kind of damage, the shares of files that are found on arrival, by a decoder alone, and that decode."""
+    damage, shares = Damage(), {}
+    images = [np.frombuffer(file.read_bytes(), np.uint8) for file in files]
+    for kind, spoil in damage.kinds.items():
+        bad = [spoil(image) for image in images]
+        looks = [suspicion(image) is not None for image in bad]
+        fails = [reason is not None for reason in undecodable(bad)]
+        num = {
+            "on_arrival": sum(look and fail for look, fail in zip(looks, fails, strict=True)),
+            "by_decoder": sum(fail and not look for look, fail in zip(looks, fails, strict=True)),
+            "decodes": fails.count(False),
+        }
+        shares[kind] = {stage: round(count / len(bad), 3) for stage, count in num.items()}
+    return shares
 
 
 class FromMemory:
@@ -204,38 +269,65 @@ def memory_growth(peer: Loaded, epochs: int) -> dict[str, float]:
     }
 
 
+def bad(files: list[Path], args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Rates with one sample in a hundred bad, against none."""
+    damage = Damage()
+    for name in ("PNG", "WEBP"):  # made before the clock runs
+        for file in files:
+            damage.kinds[f"{name.lower()}_named_jpg"](np.frombuffer(file.read_bytes(), np.uint8))
+    spoils = {"none": None, "in_turn": damage.in_turn}
+    spoils |= {kind: damage.kinds[kind] for kind in ("cut_short", "broken_header", "damaged_png")}
+    peers: dict[str, FromMemory | Loaded] = {
+        kind: FromMemory(BadSteps(files, args.batch_size, spoil), args.threads) for kind, spoil in spoils.items()
+    }
+    rates = in_turn(peers, args.rounds, args.batches)
+    for peer in peers.values():
+        peer.close()
+    return rates
+
+
 def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures."""
+    """All figures that were asked for."""
+    result: dict[str, Any] = {"files": len(files), "threads": args.threads, "batch_size": args.batch_size}
+    parts = args.only
+    if "found" in parts:
+        result["found"] = found(files)
+    if "precheck_us" in parts:
+        result["precheck_us"] = round(precheck_us(files), 2)
+    if "bad" in parts:
+        result["bad"] = bad(files, args)
+    if {"overhead", "memory", "first_batch"} & parts:
+        result |= packed(files, scratch, args)
+    return result
+
+
+def packed(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of `dalipipe.load` on a packed set."""
     tree = scratch / "lake" / "photos"
     tree.mkdir(parents=True)
     for number in range(max(len(files), args.samples)):
         (tree / f"{number:06d}.jpg").symlink_to(files[number % len(files)].resolve())
-    packed, cache = scratch / "packed", scratch / "cache"
-    pack = ["pack", f"source={tree.parent}", f"target={packed}"]
+    target, cache = scratch / "packed", scratch / "cache"
+    pack = ["pack", f"source={tree.parent}", f"target={target}"]
     subprocess.run([sys.executable, "-m", "dalipipe", *pack], check=True, stdout=subprocess.DEVNULL)
     batch_size, threads = args.batch_size, args.threads
-    loaded = Loaded(packed, cache, batch_size, threads)
-    # As many bytes as the packed set: a few files read again and again would stay in the CPU's cache.
-    floor = FromMemory(MemorySteps(jpegs_in(tree), batch_size), threads)
-    result: dict[str, Any] = {"files": len(files), "threads": threads, "batch_size": batch_size}
-    result["overhead"] = in_turn({"memory": floor, "loader": loaded}, args.rounds, args.batches)
-    floor.close()
-    result["memory"] = memory_growth(loaded, args.epochs)
+    result: dict[str, Any] = {}
+    loaded = Loaded(target, cache, batch_size, threads)
+    if "overhead" in args.only:
+        # As many bytes as the packed set: a few files read again and again would stay in the CPU's cache.
+        floor = FromMemory(MemorySteps(jpegs_in(tree), batch_size), threads)
+        result["overhead"] = in_turn({"memory": floor, "loader": loaded}, args.rounds, args.batches)
+        floor.close()
+    if "memory" in args.only:
+        result["memory"] = memory_growth(loaded, args.epochs)
     loaded.close()
-    kinds = {"none": None, "cut_short": cut_short, "broken_header": broken_header, "broken_inside": broken_inside}
-    peers: dict[str, FromMemory | Loaded] = {
-        kind: FromMemory(BadSteps(files, batch_size, spoil), threads) for kind, spoil in kinds.items()
-    }
-    result["bad"] = in_turn(peers, args.rounds, args.batches)
-    for peer in peers.values():
-        peer.close()
-    result["precheck_us"] = round(precheck_us(files), 2)
-    firsts = []
-    for number in range(args.rounds):
-        fresh = Loaded(packed, scratch / f"cache-{number}", batch_size, threads)
-        firsts.append(fresh.first_batch_s)
-        fresh.close()
-    result["first_batch_s"] = _median(iter(firsts))
+    if "first_batch" in args.only:
+        firsts = []
+        for number in range(args.rounds):
+            fresh = Loaded(target, scratch / f"cache-{number}", batch_size, threads)
+            firsts.append(fresh.first_batch_s)
+            fresh.close()
+        result["first_batch_s"] = _median(iter(firsts))
     return result
 
 
@@ -253,9 +345,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--samples", type=int, default=1024, help="of the packed set; files are used again")
+    parser.add_argument("--only", type=lambda text: set(text.split(",")), default=_PARTS, metavar="PART,PART")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, not how fast")
     args = parser.parse_args()
+    if args.only - _PARTS:
+        parser.error(f"--only takes {', '.join(sorted(_PARTS))}, not {', '.join(sorted(args.only - _PARTS))}")
     if args.quick:
         args.rounds, args.batches, args.epochs, args.batch_size, args.samples = 1, 3, 3, 32, 96
     with tempfile.TemporaryDirectory() as scratch:
