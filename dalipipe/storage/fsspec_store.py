@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
     FILE_SCHEMES,
     OBJECT_SCHEMES,
+    SFTP_SCHEMES,
     TEMPORARY_PREFIX,
     check_host,
     check_key,
@@ -31,6 +32,8 @@ from dalipipe.storage.url import (
 R = TypeVar("R")
 
 _DEADLINE_BYTES = 64 << 20
+# Extras of this package, by the scheme that needs them.
+_EXTRAS = {"sftp": "sftp", "ssh": "sftp", "alluxio": "alluxio", "alluxiofs": "alluxio"}
 # File systems that exist but are not in fsspec's own list: scheme -> class.
 _UNREGISTERED = {"alluxio": "alluxiofs.AlluxioFileSystem", "alluxiofs": "alluxiofs.AlluxioFileSystem"}
 
@@ -40,7 +43,7 @@ class FsspecStore:
 
     How a `put` stays atomic depends on the system: one with a rename of its own (SFTP, HDFS, WebHDFS, SMB) gets a
     temporary file and a rename, the others write an object in one step. `if_absent` is checked by the system where
-    it can, else by a look right before.
+    it can (SFTP and those that write in one step), else by a look right before.
     """
 
     def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
@@ -48,7 +51,7 @@ class FsspecStore:
         self._shown = masked(self._url)
         self._secrets = secrets_in(self._url, config.options)
         self._config = config
-        self._fs, self._root = _open_file_system(url, config.options)
+        self._fs, self._root = _open_file_system(url, config)
         self._transport = Transport(self._shown, config, record)
 
     def __reduce__(self) -> tuple[type[FsspecStore], tuple[str, StorageConfig]]:
@@ -134,6 +137,9 @@ class FsspecStore:
     def close(self) -> None:
         """Ends the threads; calls that wait raise ClosedError."""
         self._transport.close()
+        close = getattr(self._fs, "close", None)
+        if close is not None:
+            close()
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -180,21 +186,29 @@ class FsspecStore:
                 self._fs.put_file(str(data), temporary)
             else:
                 self._fs.pipe_file(temporary, bytes(flat_bytes(data)))
-            self._fs.invalidate_cache(folder)
-            if if_absent:
-                self._refuse_existing(path)
-            elif self._fs.exists(path):
-                # Renames of HDFS and SFTP do not replace; readers see no object for a moment, never a torn one.
-                self._fs.rm_file(path)
-            self._fs.mv(temporary, path)
-            self._fs.invalidate_cache(folder)
-            if self._fs.exists(temporary):
-                # HDFS refuses to rename onto an object that is there, and WebHDFS tells so in an answer nobody reads.
-                raise FileExistsError(errno.EEXIST, "File exists", path)
+            self._publish(temporary, path, if_absent)
         except BaseException:
             if self._fs.exists(temporary):
                 self._fs.rm_file(temporary)
             raise
+
+    def _publish(self, temporary: str, path: str, if_absent: bool) -> None:
+        rename = getattr(self._fs, "claim" if if_absent else "replace", None)
+        if rename is not None:
+            rename(temporary, path)
+            return
+        folder = posixpath.dirname(path)
+        self._fs.invalidate_cache(folder)
+        if if_absent:
+            self._refuse_existing(path)
+        elif self._fs.exists(path):
+            # Renames of HDFS do not replace; readers see no object for a moment, never a torn one.
+            self._fs.rm_file(path)
+        self._fs.mv(temporary, path)
+        self._fs.invalidate_cache(folder)
+        if self._fs.exists(temporary):
+            # HDFS refuses to rename onto an object that is there, and WebHDFS tells so in an answer nobody reads.
+            raise FileExistsError(errno.EEXIST, "File exists", path)
 
     def _refuse_existing(self, path: str) -> None:
         if self._fs.exists(path):
@@ -232,10 +246,12 @@ def _renames(file_system: Any) -> bool:
     """Whether the system has a rename of its own (fsspec's default `mv` is copy and delete)."""
     from fsspec import AbstractFileSystem
 
-    return not file_system.async_impl and type(file_system).mv is not AbstractFileSystem.mv
+    return hasattr(file_system, "replace") or (
+        not file_system.async_impl and type(file_system).mv is not AbstractFileSystem.mv
+    )
 
 
-def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+def _open_file_system(url: str, config: StorageConfig) -> tuple[Any, str]:
     """The file system and the path of `url` in it, without a trailing slash.
 
     Raises:
@@ -244,17 +260,27 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """
     import fsspec
 
-    scheme = scheme_of(url)
+    scheme, options = scheme_of(url), config.options
     for name, system in _UNREGISTERED.items():
         if name not in fsspec.available_protocols():
             fsspec.register_implementation(name, system)
     if scheme not in fsspec.available_protocols():
         known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | set(fsspec.available_protocols())))
         raise ConfigError(f"{url} has the unknown scheme {scheme!r}; give a path, or one of: {known}")
+    check_host(url)
     try:
-        file_system, path = fsspec.core.url_to_fs(check_host(url), use_listings_cache=False, **options)
+        if scheme in SFTP_SCHEMES:
+            from dalipipe.storage.sftp import SftpFileSystem
+
+            folder = url.partition("://")[2].partition("/")[2]
+            return SftpFileSystem(url, config), f"/{folder}".rstrip("/")
+        file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
-        raise DependencyError(f"{url} needs a package that is missing: {error}") from error
+        extra = _EXTRAS.get(scheme)
+        remedy = f"; install it with: pip install 'dalipipe[{extra}]'" if extra else ""
+        raise DependencyError(f"{url} needs a package that is missing: {error}{remedy}") from error
+    except ConfigError:
+        raise
     except (ValueError, TypeError) as error:
         secrets = secrets_in(url, options)
         raise ConfigError(f"cannot open {url}: {masked(str(error), secrets)}") from presentable(error, secrets)

@@ -174,7 +174,13 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         if entry.name.startswith(TEMPORARY_PREFIX):
             continue
         key = f"{prefix}/{entry.name}" if prefix else entry.name
-        if entry.is_dir():
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            continue  # a link that leads to itself leads nowhere
+        if is_folder:
             yield from _walk(entry.path, key, (*above, identity))
         elif entry.is_file():
             yield _listed(key, entry)

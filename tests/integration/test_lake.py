@@ -13,17 +13,21 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import torch
 
 import dalipipe as dp
 from dalipipe.errors import AccessDeniedError, IntegrityError, StorageError
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.run import pack
 from dalipipe.shards.manifest import Manifest
 from dalipipe.storage import StorageConfig, open_store
 from tests.conftest import NUM_IMAGES
 from tests.support.faultproxy import Fault, FaultProxy, Request, fault_proxy, s3_error
 from tests.support.seaweed import S3Server, s3_server
+from tests.support.sftp import PASSWORD, USER, sftp_server
 
 # The start of the server counts for the first test, and on a loaded host it takes minutes.
 pytestmark = pytest.mark.timeout(300)
@@ -233,6 +237,21 @@ def test_an_expired_session_says_how_to_renew_it(
     with load(bucket, tmp_path, f"storage.endpoint_url={proxy.url}") as loader:
         with pytest.raises(AccessDeniedError, match=r"ExpiredToken.*storage\.credential_process"):
             epoch_of(loader)
+
+
+def test_a_set_on_an_sftp_server_is_packed_and_trained_on(
+    lake: Path, expected: dict[int, torch.Tensor], tmp_path: Path
+) -> None:
+    with sftp_server(tmp_path) as server:
+        url = server.url("the set", user=f"{USER}:{quote(PASSWORD, safe='')}")
+        options = {"known_hosts": str(server.known_hosts), "allow_agent": False, "look_for_keys": False}
+        config = PackConfig(shard_bytes="1MiB", block_bytes="64KiB", workers=1)
+        pack(str(lake), url, config, StorageConfig(options=options))
+        words = [f"+storage.options.{name}={value}" for name, value in options.items()]
+        with load(url, tmp_path / "cache", *words) as loader:
+            found = epoch_of(loader)
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[sample], image) for sample, image in expected.items())
 
 
 TRAIN = """
