@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from importlib import import_module, metadata
 from typing import Protocol
 
 from dalipipe.errors import ConfigError, DalipipeError
+from dalipipe.interrupts import Stopping
 from dalipipe.masking import masked
 
 VERBS = {
@@ -41,7 +43,8 @@ _RUN_VERBS = ("doctor", "top", "report")
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+_EXIT_BY_SIGNAL = 128
 
 
 class Verb(Protocol):
@@ -51,7 +54,10 @@ class Verb(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Returns 0 done, 1 the data or the check failed, 2 wrong usage, 130 interrupted."""
+    """Runs one verb. Returns 0 done, 1 the data or the check failed, 2 wrong usage, 130 interrupted, 143 terminated.
+
+    Without `argv` it is the command of its process, which then ends; with it, signal handlers are as before afterwards.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())
@@ -71,10 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_MaskingFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    stopping = Stopping(ends_process=argv is None)
     try:
-        return _run(verb, _bare_words(verb, [word for word in rest if word != "--json"]), as_json)
+        with stopping:
+            return _run(verb, _bare_words(verb, [word for word in rest if word != "--json"]), as_json, stopping)
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        how = "terminated" if stopping.number == signal.SIGTERM else "interrupted"
+        return _fail(how, _EXIT_BY_SIGNAL + (stopping.number or signal.SIGINT))
     except BrokenPipeError:
         with contextlib.suppress(OSError):  # the reader of stdout left: nothing more to say there
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -97,11 +106,19 @@ class _MaskingFormatter(logging.Formatter):
         return masked(super().format(record))
 
 
-def _run(verb: str, words: list[str], as_json: bool) -> int:
-    from dalipipe.cli.compose import run_hydra
+def _run(verb: str, words: list[str], as_json: bool, stopping: Stopping) -> int:
+    try:
+        from dalipipe.cli.compose import run_hydra
 
-    module: Verb = import_module(f"dalipipe.cli.{verb}")
-    return run_hydra(verb, words, lambda cfg: module.run(cfg, as_json=as_json))
+        module: Verb = import_module(f"dalipipe.cli.{verb}")
+        code = run_hydra(verb, words, lambda cfg: module.run(cfg, as_json=as_json))
+    except Exception as error:
+        if stopping.number is not None:  # an import that was broken off, a reader that the same Ctrl-C ended
+            raise KeyboardInterrupt from error
+        raise
+    if stopping.number is not None:
+        raise KeyboardInterrupt
+    return code
 
 
 def _bare_words(verb: str, words: list[str]) -> list[str]:
@@ -134,7 +151,7 @@ def _help() -> str:
             "",
             "Keys are Hydra overrides: `dalipipe VERB --cfg job` prints them all, `dalipipe VERB --help` the groups.",
             "--config-dir, --config-name and --multirun work as Hydra users know them.",
-            "Exit code: 0 done, 1 the data or the check failed, 2 wrong usage.",
+            "Exit code: 0 done, 1 the data or the check failed, 2 wrong usage; ended by SIGINT 130, by SIGTERM 143.",
         ]
     )
 

@@ -66,6 +66,10 @@ class BatchesAhead:
         self._failure: BaseException | None = None
         self._lent = Lent(lambda: _mark(device)) if device.type == "cuda" else None
         self._thread = threading.Thread(target=self._feed, name="dalipipe-batches", daemon=True)
+
+    def start(self) -> None:
+        """Begins to fill. Apart from the constructor, so that whoever is to close this holds it before there is a
+        thread to be joined."""
         self._thread.start()
 
     def ready(self) -> int:
@@ -117,7 +121,7 @@ class BatchesAhead:
         self._stop.set()
         self._source.close()
         self._drain()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(max(_LEAST_JOIN_S, _JOIN_S - (time.monotonic() - began_s)))
             if self._thread.is_alive():
                 _log.warning("closed while a batch was being decoded; its memory comes back when it is done")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dalipipe.errors import ClosedError, ConfigError, PipelineError, StateError
 from dalipipe.graphs.contract import BatchSource
+from dalipipe.interrupts import Undisturbed
 from dalipipe.loader.ahead import BatchesAhead
 from dalipipe.loader.process import check_process
 from dalipipe.loader.publish import StatePublisher
@@ -195,9 +196,11 @@ class Loader:
         """Ends threads and frees memory within 2 s. Idempotent; the loader cannot be used afterwards."""
         if self._closed:
             return
-        self._closed = True
-        atexit.unregister(self._atexit)
-        with contextlib.ExitStack() as stack:  # closes all of them, last first, whatever one of them raises
+        # Undisturbed: an interrupt would break off the joining of a thread. All are closed, last first, whatever one of
+        # them raises.
+        with Undisturbed(), contextlib.ExitStack() as stack:
+            self._closed = True
+            atexit.unregister(self._atexit)
             for item in self._owned:
                 stack.callback(item.close)
             stack.callback(self._halt)
@@ -294,16 +297,20 @@ class Loader:
 
     def _restart(self) -> None:
         self._halt()
-        source = self._start(self._epoch, self._step)
-        self._running = BatchesAhead(
-            source, depth=self._ahead, device=self.device, timeout_s=self._timeout_s, recorder=self._recorder
-        )
-        self._running_at = (self._epoch, self._step)
+        # An interrupt may come before and after: in between it would leave threads that nobody knows to join.
+        with Undisturbed():
+            source = self._start(self._epoch, self._step)
+            self._running = BatchesAhead(
+                source, depth=self._ahead, device=self.device, timeout_s=self._timeout_s, recorder=self._recorder
+            )
+            self._running.start()
+            self._running_at = (self._epoch, self._step)
 
     def _halt(self) -> None:
-        running, self._running, self._running_at = self._running, None, None
-        if running is not None:
-            running.close()
+        with Undisturbed():
+            running, self._running, self._running_at = self._running, None, None
+            if running is not None:
+                running.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -127,6 +127,7 @@ def test_batches_ahead_are_never_overwritten_while_the_device_is_slow() -> None:
         recorder=recorder,
     )
     ahead = BatchesAhead(source, depth=3, device=torch.device("cuda", 0), timeout_s=60, recorder=recorder)
+    ahead.start()
     sums = []
     for _ in range(24):
         batch, _ = ahead.next()
