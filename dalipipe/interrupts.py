@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 _Self = TypeVar("_Self", bound="Undisturbed")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE_S = 3.0
-_REMIND_S = 0.5
+_REMIND_S = 0.1
+_IMPORT_S = 30.0
 _CLEAN_UP_S = 15.0
 
 
@@ -73,7 +74,8 @@ class Stopping:
     """While inside, SIGINT and SIGTERM raise KeyboardInterrupt in the main thread, and the clean-up then runs in peace.
 
     Further signals do not break into a clean-up; after 15 s of it they end the process as it is. An interrupt that
-    somebody swallowed (a finaliser, a native module half imported) is raised again, twice a second.
+    somebody swallowed, as a finaliser does, is raised again. An import is let come to its end: broken off, it leaves
+    native modules half made and import locks held; whoever sends another signal 3 s later does not want to wait for it.
 
     Attributes:
         number: the signal that came first, None while none did.
@@ -108,22 +110,29 @@ class Stopping:
             signal.signal(number, signal.SIG_IGN if ignore else handler or signal.SIG_DFL)
         sys.unraisablehook = self._saved_hook
 
-    def _stop(self, number: int, _frame: FrameType | None) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        waited_s = 0.0
         if self.number is None:
             self.number, self._since_s = number, time.monotonic()
             if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
                 self._saved[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._remind)
                 signal.setitimer(signal.ITIMER_REAL, _REMIND_S, _REMIND_S)
-            raise KeyboardInterrupt
-        if time.monotonic() - self._since_s > _CLEAN_UP_S:
+        else:
+            waited_s = time.monotonic() - self._since_s
+        if waited_s > _CLEAN_UP_S:
             with contextlib.suppress(OSError):
                 os.write(2, b"dalipipe: ended in the middle of its clean-up\n")
             os._exit(128 + self.number)
-        self._remind(number, None)
+        if waited_s > _PATIENCE_S or signal.SIGALRM not in self._saved:
+            frame = None
+        self._remind(number, frame)
 
-    def _remind(self, _number: int, _frame: FrameType | None) -> None:
-        if not _is_interrupt(sys.exc_info()[1]):
-            raise KeyboardInterrupt
+    def _remind(self, _number: int, frame: FrameType | None) -> None:
+        if _is_interrupt(sys.exc_info()[1]):
+            return  # the clean-up is under way
+        if _is_importing(frame) and time.monotonic() - self._since_s < _IMPORT_S:
+            return
+        raise KeyboardInterrupt
 
     def _unraisable(self, about: Any) -> None:
         if not _is_interrupt(about.exc_value):
@@ -138,4 +147,12 @@ def _is_interrupt(error: BaseException | None) -> bool:
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
     return False
