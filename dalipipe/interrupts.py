@@ -32,13 +32,19 @@ class Undisturbed:
     the first that waits is heard at once. Does nothing in other threads, which no interrupt reaches.
     """
 
+    depth = 0
+    """How many of them the main thread is inside."""
+
     def __init__(self) -> None:
+        self._is_on = False
         self._saved: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self._waiting: tuple[int, FrameType | None] | None = None
         self._since_s = 0.0
 
     def __enter__(self: _Self) -> _Self:
-        if threading.current_thread() is threading.main_thread():
+        self._is_on = threading.current_thread() is threading.main_thread()
+        if self._is_on:
+            Undisturbed.depth += 1
             try:
                 for number in _SIGNALS:
                     handler = signal.getsignal(number)
@@ -58,6 +64,9 @@ class Undisturbed:
             self._saved[number](number, frame)
 
     def _restore(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            Undisturbed.depth -= 1
         for number, handler in self._saved.items():
             signal.signal(number, handler)
 
@@ -127,7 +136,9 @@ class Stopping:
             frame = None
         self._remind(number, frame)
 
-    def _remind(self, _number: int, frame: FrameType | None) -> None:
+    def _remind(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGALRM and Undisturbed.depth:
+            return
         if _is_interrupt(sys.exc_info()[1]):
             return  # the clean-up is under way
         if _is_importing(frame) and time.monotonic() - self._since_s < _IMPORT_S:

@@ -24,9 +24,9 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(autouse=True)
 def _handlers_are_left_as_they_were():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_an_interrupt_waits_until_the_work_is_done() -> None:
@@ -122,6 +122,21 @@ with Stopping(ends_process=True) as stopping:
 """
     done = run(program)
     assert (done.stdout, done.stderr) == ("came again\n", "")
+
+
+def test_what_was_put_off_by_an_import_waits_for_undisturbed_work_too(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    program = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+work = "with Undisturbed():\\n    os.kill(me, signal.SIGALRM)\\n    time.sleep(0.3)\\n    print('done')\\ntime.sleep(9)"
+with Stopping():
+    try:
+        exec("import slow_module\\n" + work)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    done = run(program)
+    assert (done.stdout, done.stderr) == ("done\ninterrupted\n", "")
 
 
 def test_a_clean_up_without_end_is_ended_by_another_signal() -> None:
