@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dalipipe.cache.locks import BlockLock, lock_block
+from dalipipe.cache.locks import lock_block
 from dalipipe.cache.mapping import map_file
 from dalipipe.cache.publish import Probe, Write, publish
+from dalipipe.filelocks import FileLock
 from dalipipe.shards.digest import digest64
 
 TRAILER_MAGIC = b"dpblock1"
@@ -109,7 +110,7 @@ class BlockStore:
         finally:
             os.close(descriptor)
 
-    def lock(self, block: int, wait_s: float) -> BlockLock | None:
+    def lock(self, block: int, wait_s: float) -> FileLock | None:
         """The right to bring the block here, or None when it has come meanwhile. Raises CacheTimeoutError."""
         lock = lock_block(self.locks, block, wait_s=wait_s, done=lambda: self.contains(block))
         self._probe("locked")

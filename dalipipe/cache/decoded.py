@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.blockstore import LOCKS_NAME, TRAILER_BYTES, BlockStore
+from dalipipe.cache.blockstore import TRAILER_BYTES, BlockStore
 from dalipipe.cache.config import CacheConfig
-from dalipipe.cache.folders import free_bytes, memory_folder
-from dalipipe.cache.inspect import drop_blocks
-from dalipipe.cache.locks import lock_set, lock_unused, stay_alive
+from dalipipe.cache.folders import free_bytes
+from dalipipe.cache.locks import lock_set
+from dalipipe.cache.tenancy import Tenancy
 from dalipipe.cache.usage import USAGE_NAME
 from dalipipe.errors import CacheError, ConfigError
 from dalipipe.telemetry import Recorder
@@ -94,23 +94,22 @@ class DecodedBlocks:
     ) -> None:
         if not recipe.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"recipe={recipe!r} must be of letters, digits, '-' and '_': it names a folder")
-        folder = memory_folder(config) / f"{identity}.{recipe}"
+        parse_capacity(capacity, 0, key)  # refused before anything is made
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self._tenancy = Tenancy(config, f"{identity}.{recipe}", keep=keep)
         except OSError as error:
             raise CacheError(
-                f"the folder of decoded samples {folder} cannot be made: {error.strerror or error}; name another in "
-                "cache.tiers.memory.dir"
+                f"the folder of decoded samples {error.filename} cannot be made: {error.strerror or error}; name "
+                "another in cache.tiers.memory.dir"
             ) from error
+        folder = self._tenancy.folder
         room_bytes = free_bytes(folder, "memory")
         self.budget_bytes = min(parse_capacity(capacity, room_bytes, key), room_bytes)
         self._blocks = BlockStore(folder, probe=probe)
         self._account = folder / USAGE_NAME
         self._wait_s = config.wait_s
         self._recorder = recorder
-        self._lease = stay_alive(folder / LOCKS_NAME)
         self._unit = unit
-        self._stays = keep
         self._largest_bytes = 0
         self._warned = False
 
@@ -152,14 +151,7 @@ class DecodedBlocks:
 
     def close(self) -> None:
         """Ends this process's use; views stay valid. With `keep` the files stay until `cache clear`. Idempotent."""
-        if self._lease is None:
-            return
-        self._lease.release()
-        self._lease = None
-        unused = None if self._stays else lock_unused(self._blocks.locks)
-        if unused is not None:  # the last process of the node that used it
-            drop_blocks(self._blocks.folder)
-            unused.release()
+        self._tenancy.leave()
 
     def keep(self, block: int, ids: npt.NDArray[np.int64], images: Sequence[Pixels]) -> None:
         """Puts decoded samples here as `get` does, as far as the budget goes."""

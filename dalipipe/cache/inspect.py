@@ -11,7 +11,7 @@ from pathlib import Path
 from dalipipe.cache.blockstore import LOCKS_NAME, TRAILER_BYTES, is_whole
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.firstread import FIRST_READS_NAME
-from dalipipe.cache.folders import free_bytes, memory_folder
+from dalipipe.cache.folders import KEEP_NAME, PASSING_NAME, free_bytes, memory_folder
 from dalipipe.cache.locks import lock_unused
 from dalipipe.cache.mapping import map_path, resident_bytes
 from dalipipe.cache.usage import USAGE_NAME
@@ -116,6 +116,8 @@ def clear(config: CacheConfig, *, force: bool = False, first_reads: bool = False
                 kept.add(folder.name)
                 continue
             sets.append(_set_report(tier, folder, drop_blocks(folder), in_use=unused is None))
+            if tier == "memory" and unused is not None:
+                remove_set(folder)
         finally:
             if unused is not None:
                 unused.release()
@@ -127,12 +129,13 @@ def clear(config: CacheConfig, *, force: bool = False, first_reads: bool = False
 
 def drop_blocks(folder: Path) -> list[_Block]:
     """Unlinks all blocks of the data set in `folder` and says which. Whoever holds a view keeps its bytes."""
-    dropped, groups = [], set()
+    dropped = []
     for block in _blocks_of_set(folder):
         block.path.unlink(missing_ok=True)
         dropped.append(block)
-        groups.add(block.path.parent)
-    for group in groups:
+    for group in _folders(folder):
+        if not group.name.isdigit():
+            continue
         for left in group.glob(".[0-9]*.*"):  # of a killed writer, where the file system has no O_TMPFILE
             left.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another process has just put a block there
@@ -140,6 +143,29 @@ def drop_blocks(folder: Path) -> list[_Block]:
     with contextlib.suppress(OSError):
         (folder / USAGE_NAME).unlink()
     return dropped
+
+
+def remove_passing(folder: Path) -> None:
+    """Takes away what processes shared in passing of the data set in `folder`, which nobody may be using."""
+    _remove(folder / PASSING_NAME, (LOCKS_NAME,))
+
+
+def remove_set(folder: Path) -> None:
+    """Takes the folder of a data set in shared memory away, with its blocks; `lock_unused` must be held.
+
+    Files that are not the cache's stay, and their folder with them.
+    """
+    remove_passing(folder)
+    _remove(folder, (KEEP_NAME, LOCKS_NAME))
+
+
+def _remove(folder: Path, names: tuple[str, ...]) -> None:
+    if folder.is_dir():
+        drop_blocks(folder)
+        with contextlib.suppress(OSError):  # somebody else's, or a new user has made it anew
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def measure_folder(folder: Path) -> tuple[int, int]:

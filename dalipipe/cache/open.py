@@ -15,10 +15,9 @@ from dalipipe.cache.budget import Budget, check_budget, plan_budgets
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.contract import EvictionPolicy
 from dalipipe.cache.firstread import FirstReads, first_reads_path
-from dalipipe.cache.folders import memory_folder
-from dalipipe.cache.inspect import drop_blocks
+from dalipipe.cache.folders import PASSING_NAME, memory_folder
 from dalipipe.cache.lake import BlockMap, LakeReader
-from dalipipe.cache.locks import BlockLock, lock_unused, stay_alive
+from dalipipe.cache.locks import stay_alive
 from dalipipe.cache.passing import PassingBlocks
 from dalipipe.cache.policies import (
     LfuPolicy,
@@ -32,10 +31,12 @@ from dalipipe.cache.policies import (
 )
 from dalipipe.cache.pool import Pool, PooledReader
 from dalipipe.cache.readers import Readers
+from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import USAGE_NAME, UsageTable
 from dalipipe.errors import CacheError, ConfigError
+from dalipipe.filelocks import FileLock
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from dalipipe.storage.store import Store
 
 POLICIES = ("auto", "pin", "lru", "lfu", "stream")
-PASSING_NAME = "passing"
 _EVICTING: dict[str, type[LruPolicy] | type[LfuPolicy]] = {"lru": LruPolicy, "lfu": LfuPolicy}
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -105,11 +105,19 @@ class _Opening:
         self._policy = config.policy
         if config.policy == "auto":
             self._policy = "lfu" if readers.uneven else "pin"
-        self._leases: list[tuple[Path, BlockLock]] = []
+        self._leases: list[FileLock] = []
+        self._tenancy: Tenancy | None = None
         self._rank = readers.keep_rank or block_hash
         self._is_read_only = False
 
     def open(self) -> TieredCache:
+        try:
+            return self._open()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _open(self) -> TieredCache:
         budgets = self._budgets()
         tiers = self._tiers(budgets)
         about = self._about(budgets)
@@ -118,6 +126,7 @@ class _Opening:
         if self._config.dir:
             first = FirstReads(first_reads_path(self._config.dir, self._manifest.identity))
         lake = LakeReader(self._manifest, self._store, self._recorder, first)
+        sweep(self._config)
         return TieredCache(
             self._manifest,
             PooledReader(self._manifest, lake, self._open_pool(), first),
@@ -145,6 +154,10 @@ class _Opening:
                     budget.folder,
                     os.getuid(),
                 )
+            elif budget.name == "memory":
+                self._tenancy = Tenancy(self._config, budget.folder.name, keep=self._config.tiers.memory.keep)
+            elif (lease := stay_alive(budget.folder / LOCKS_NAME)) is not None:
+                self._leases.append(lease)
             prepared.append(replace(budget, writable=writable).measured())
         for budget in prepared:
             if budget.writable:
@@ -176,9 +189,6 @@ class _Opening:
                     usage=usage,
                 )
             )
-            if budget.writable:
-                lease = stay_alive(budget.folder / LOCKS_NAME)
-                self._leases += [(budget.folder, lease)] if lease is not None else []
         return tiers
 
     def _policy_of(self, budget: Budget, start: float, stop: float) -> tuple[EvictionPolicy, UsageTable | None]:
@@ -212,9 +222,11 @@ class _Opening:
             return None
         folder = memory_folder(self._config) / self._manifest.identity / PASSING_NAME
         try:
+            if self._tenancy is None:
+                self._tenancy = Tenancy(self._config, self._manifest.identity, keep=False)
             if not make_folder(folder):
                 return None
-        except CacheError:
+        except (CacheError, OSError):
             return None
         locks = tiers[0].blocks.locks if tiers and not self._is_read_only else None
         passing = PassingBlocks(BlockStore(folder, locks=locks), self._config.wait_s, self._recorder)
@@ -222,15 +234,10 @@ class _Opening:
         return passing
 
     def _leave(self) -> None:
-        for _, lease in self._leases:
+        for lease in self._leases:
             lease.release()
-        memory = memory_folder(self._config) / self._manifest.identity
-        if self._config.tiers.memory.keep or all(folder != memory for folder, _ in self._leases):
-            return
-        unused = lock_unused(memory / LOCKS_NAME)
-        if unused is not None:  # the last job of the node that used it
-            drop_blocks(memory)
-            unused.release()
+        if self._tenancy is not None:
+            self._tenancy.leave()
 
     def _about(self, budgets: list[Budget]) -> str:
         total_bytes = self._manifest.num_bytes

@@ -1,13 +1,14 @@
 """Who may use the node's link to the stores: three classes of traffic, one ledger for all processes of the node.
 
 The ledger is a small file that every process maps. It holds times and counts only, never "in flight", so a process that
-is killed leaves nothing behind that could block the others.
+is killed leaves nothing behind that could block the others. The last process that closes it takes it away, and what was
+learnt with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dalipipe.errors import ConfigError
+from dalipipe.filelocks import alone, enter, open_file, try_lock, unlock
 from dalipipe.units import parse_bytes
 
 IO_CLASSES = ("data", "checkpoint", "eval")
@@ -29,6 +31,9 @@ _BUSY_S = 0.5
 _POLL_S = 0.05
 _RATE_WINDOW_S = 1.0
 _LOCK_S = 0.05
+# What the bytes of the ledger's file are locked for (they need not exist): its content, and whoever uses it.
+_CONTENT_AT = 0
+_ALIVE_AT = 1 << 17
 _MAGIC = 0xDA11_0001
 # Magic, highest rate, start and bytes of the rate window, time of the last data, then when each debt is paid: of the
 # link, of data, checkpoint and eval.
@@ -55,7 +60,17 @@ class NodeBudget:
         self._declared = rate
         self._clock = clock
         self._lock = threading.Lock()
-        self._descriptor, self._map = _open(path)
+        self._path = path
+        self._here = enter(path, _ALIVE_AT)
+        if self._here is None:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        self._descriptor = -1
+        try:
+            # Nobody takes the file away while the mark is held.
+            self._descriptor, self._map = _open(path)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def rate(self) -> float:
@@ -85,12 +100,20 @@ class NodeBudget:
             self._write(state)
 
     def close(self) -> None:
-        """Unmaps the ledger; the file stays for the other processes. Idempotent."""
+        """Unmaps the ledger; the last process of the node takes the file away. Idempotent."""
         with self._lock:
+            here, self._here = self._here, None
             if self._descriptor >= 0:
                 self._map.close()
                 os.close(self._descriptor)
                 self._descriptor = -1
+        if here is not None:
+            here.release()
+            with contextlib.suppress(OSError):
+                last = alone(self._path, _ALIVE_AT)
+                if last is not None:
+                    self._path.unlink()
+                    last.release()
 
     def _admit(self, state: _State, io_class: str, num_bytes: int, now_s: float) -> float:
         rate = self._declared or state.highest
@@ -150,20 +173,15 @@ class _Locked:
 
     def __enter__(self) -> None:
         deadline_s = self._clock() + _LOCK_S
-        while True:
-            try:
-                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK))
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES) or self._clock() >= deadline_s:
-                    return
-                time.sleep(0.0002)
-                continue
-            self._held = True
-            return
+        while not try_lock(self._descriptor, _CONTENT_AT):
+            if self._clock() >= deadline_s:
+                return
+            time.sleep(0.0002)
+        self._held = True
 
     def __exit__(self, *error: object) -> None:
         if self._held:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK))
+            unlock(self._descriptor, _CONTENT_AT)
 
 
 def check_io_class(name: str) -> str:
@@ -206,8 +224,7 @@ def open_budget(folder: str, rate: float | None) -> NodeBudget | None:
 
 
 def _open(path: Path) -> tuple[int, mmap.mmap]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_file(path, 0o600)
     try:
         if os.fstat(descriptor).st_size < _LEDGER.size:
             os.truncate(descriptor, _LEDGER.size)
@@ -218,7 +235,3 @@ def _open(path: Path) -> tuple[int, mmap.mmap]:
         os.close(descriptor)
         raise
     return descriptor, mapped
-
-
-def _flock(kind: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dalipipe.cache import locks, publish
+from dalipipe import filelocks
+from dalipipe.cache import publish
 from dalipipe.cache.blockstore import BlockStore, boot_time_s
 from dalipipe.cache.locks import lock_block
 from dalipipe.cache.mapping import map_path
@@ -161,8 +162,8 @@ def test_without_locks_of_open_files_blocks_still_come_and_it_is_said_once(
     def unsupported(descriptor: int, command: int, argument: bytes) -> bytes:
         raise OSError(errno.EINVAL, "no such lock")
 
-    monkeypatch.setattr(locks.fcntl, "fcntl", unsupported)
-    locks._say_no_locks.cache_clear()
+    monkeypatch.setattr(filelocks.fcntl, "fcntl", unsupported)
+    filelocks._say_no_locks.cache_clear()
     blocks = store(tmp_path)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

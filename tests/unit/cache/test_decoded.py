@@ -190,7 +190,7 @@ def test_a_killed_writer_leaves_a_whole_sample_or_none_and_never_more_than_the_b
     image = np.full((40, 30, 3), 9, np.uint8)
     kept = samples(tmp_path)
     names = {path.name for path in (tmp_path / "memory").rglob("*") if path.is_file()}
-    assert names == ({"locks", "usage", "7"} if point == "linked" else {"locks", "usage"})
+    assert names == ({"keep", "locks", "usage", "7"} if point == "linked" else {"keep", "locks", "usage"})
     for sample_id in (7, 8, 9):
         kept.keep(sample_id, image)  # no lock is left over
     found = kept.find(7)

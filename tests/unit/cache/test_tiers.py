@@ -324,7 +324,7 @@ def test_streamed_blocks_are_read_once_for_all_who_hold_them_and_leave_nothing(
     held = one.get(8)
     one.close()
     other.close()
-    assert not list(folder.iterdir())
+    assert not list((tmp_path / "memory").iterdir())
     assert bytes(held.memory) == image_set(NUM_SAMPLES, num_bytes=60).block(manifest, 8)
 
 

@@ -83,6 +83,65 @@ def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
     assert sum(got) == pytest.approx(500, rel=0.05)
 
 
+USER = """
+import sys
+from pathlib import Path
+from dalipipe.storage.budget import NodeBudget
+budget = NodeBudget(Path(sys.argv[1]))
+print("ready", flush=True)
+for line in sys.stdin:
+    budget.close()
+    budget = NodeBudget(Path(sys.argv[1]))
+    print("again", flush=True)
+budget.close()
+"""
+
+
+def test_the_last_process_takes_the_ledger_away_whoever_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "b"
+    users = [
+        subprocess.Popen(
+            [sys.executable, "-c", USER, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    try:
+        for user in users:
+            assert user.stdout is not None
+            assert user.stdout.readline() == "ready\n"
+        ledger = path.stat().st_ino
+        os.kill(users[0].pid, signal.SIGKILL)
+        users[0].wait(30)
+        assert users[1].stdin is not None
+        assert users[1].stdout is not None
+        users[1].stdin.write("once more\n")
+        users[1].stdin.flush()
+        assert users[1].stdout.readline() == "again\n"
+        assert path.stat().st_ino == ledger, "it went away under a process that uses it"
+        for user in users[1:]:
+            user.communicate(timeout=30)
+        assert not path.exists()
+    finally:
+        for user in users:
+            user.kill()
+            user.communicate()
+    NodeBudget(path).close()
+    assert not path.exists()
+
+
+def test_a_ledger_that_vanished_or_was_left_by_killed_processes_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    path.write_bytes(b"torn")
+    first = NodeBudget(path)
+    assert first.admit("data", MB) == 0
+    path.unlink()
+    second = NodeBudget(path)
+    first.close()  # not the last one of the file that is there now
+    assert path.exists()
+    second.close()
+    assert not path.exists()
+
+
 def test_a_stopped_process_that_holds_the_lock_blocks_nobody(tmp_path: Path) -> None:
     path = tmp_path / "b"
     budget = NodeBudget(path, 100 * MB)
