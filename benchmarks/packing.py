@@ -3,10 +3,14 @@
     python benchmarks/packing.py            # 100,000 tiny JPEGs, one round
     python benchmarks/packing.py --quick
     python benchmarks/packing.py --listing 1000000
+    python benchmarks/packing.py --scaling 20000 [--rounds 3] [--target /dev/shm]
 
 Each contestant runs in a process of its own; the clock starts when its modules are imported. All write shards of the
 same size to the same disk. dalipipe also hashes every byte, indexes every sample, syncs and publishes each shard, and
 with `check=decode` decodes every image; the two others do none of that.
+
+`--scaling` asks how throughput grows from one worker to two: files of 20 to 50 kB, one and two processes in turn, next
+to the plain tar loop in one process and in two that share the folders. `--target /dev/shm` takes the disk out of it.
 """
 
 from __future__ import annotations
@@ -35,11 +39,19 @@ _POLL_S = 0.02
 TAR_LOOP = """
 import io, os, sys, tarfile, time, json
 source, target, shard_bytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+parts = int(sys.argv[4]) if len(sys.argv) > 4 else 1
 begin = time.perf_counter()
 os.makedirs(target)
 classes = sorted(os.listdir(source))
-tar, used, number = None, 0, 0
+part = 0
+for other in range(1, parts):
+    if os.fork() == 0:
+        part = other
+        break
+tar, used, number = None, 0, part * 10**5
 for label, name in enumerate(classes):
+    if label % parts != part:
+        continue
     for file in sorted(os.listdir(f"{source}/{name}")):
         with open(f"{source}/{name}/{file}", "rb") as stream:
             data = stream.read()
@@ -54,7 +66,10 @@ for label, name in enumerate(classes):
             tar.addfile(info, io.BytesIO(content))
             used += 512 + -(-len(content) // 512) * 512
 tar.close()
-print(json.dumps({"wall_s": time.perf_counter() - begin}))
+if part == 0:
+    for other in range(1, parts):
+        assert os.wait()[1] == 0
+    print(json.dumps({"wall_s": time.perf_counter() - begin}))
 """
 
 SHARD_WRITER = """
@@ -85,6 +100,15 @@ if __name__ == "__main__":
     print(json.dumps({"wall_s": time.perf_counter() - begin}))
 """
 
+SCALING = {
+    "plain tar loop": (TAR_LOOP, ["1"]),
+    "plain tar loop, 2 processes": (TAR_LOOP, ["2"]),
+    "dalipipe workers=1 check=none": (DALIPIPE, ["1", "none"]),
+    "dalipipe workers=2 check=none": (DALIPIPE, ["2", "none"]),
+    "dalipipe workers=1 check=decode": (DALIPIPE, ["1", "decode"]),
+    "dalipipe workers=2 check=decode": (DALIPIPE, ["2", "decode"]),
+}
+
 CONTESTANTS = {
     "plain tar loop": (TAR_LOOP, []),
     "webdataset ShardWriter": (SHARD_WRITER, []),
@@ -95,11 +119,11 @@ CONTESTANTS = {
 }
 
 
-def make_lake(root: Path, num_files: int) -> None:
-    """Tiny JPEGs of 32 to 95 pixels in 100 class folders."""
+def make_lake(root: Path, num_files: int, *, base: int = 0) -> None:
+    """JPEGs of 32 to 95 pixels (tiny: 2 kB), each side `base` more, in 100 class folders."""
     from tests.support.images import jpeg_bytes
 
-    images = [jpeg_bytes(i, height=32 + i, width=95 - i, quality=85) for i in range(64)]
+    images = [jpeg_bytes(i, height=base + 32 + i, width=base + 95 - i, quality=85) for i in range(64)]
     for label in range(100):
         (root / f"class_{label:03d}").mkdir(parents=True)
     for i in range(num_files):
@@ -123,10 +147,11 @@ def tree_rss_bytes(pid: int) -> int:
 
 def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> tuple[float, int]:
     """(seconds, peak resident bytes) of one contestant."""
-    script, extra = CONTESTANTS[name]
+    script, extra = {**CONTESTANTS, **SCALING}[name]
     (folder / "script.py").write_text(script)
     target = folder / "out"
     shutil.rmtree(target, ignore_errors=True)
+    os.sync()  # what the last one left to be written is not this one's affair
     command = [sys.executable, str(folder / "script.py"), str(lake), str(target), str(shard_bytes), *extra]
     peak = 0
     stop = threading.Event()
@@ -194,28 +219,50 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--files", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--scaling", type=int, default=0, help="only one worker against two, over that many files")
+    parser.add_argument("--target", default="", help="the folder below which shards are written")
     parser.add_argument("--listing", type=int, default=0, help="only list and plan that many names")
     args = parser.parse_args()
     if args.listing:
         measure_listing(args.listing)
         return
+    if args.scaling:
+        report(list(SCALING), args.scaling, 64 * 2**20, args.rounds, base=270, target=args.target)
+        return
     num_files = args.files or (2_000 if args.quick else 100_000)
     shard_bytes = 2 * 2**20 if args.quick else SHARD_BYTES
     names = [n for n in CONTESTANTS if not args.quick or n != "dalipipe workers=2 check=header"]
-    with tempfile.TemporaryDirectory(prefix="dalipipe-bench-") as root:
-        folder = Path(root)
-        make_lake(folder / "lake", num_files)
-        found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
-        for _ in range(args.rounds):
+    report(names, num_files, shard_bytes, args.rounds, base=0, target=args.target)
+
+
+def report(names: list[str], num_files: int, shard_bytes: int, rounds: int, *, base: int, target: str) -> None:
+    """Runs contestants in turn, round by round, and prints medians; ratios are medians of those within a round."""
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    with (
+        tempfile.TemporaryDirectory(prefix="dalipipe-bench-") as root,
+        tempfile.TemporaryDirectory(prefix="dalipipe-bench-", dir=target or None) as folder,
+    ):
+        make_lake(Path(root) / "lake", num_files, base=base)
+        num_bytes = sum(path.stat().st_size for path in (Path(root) / "lake").glob("*/*"))
+        for _ in range(rounds):
             for name in names:
-                found[name].append(run(name, folder / "lake", folder, shard_bytes))
-    walls = {name: statistics.median(one[0] for one in results) for name, results in found.items()}
-    floor = walls["plain tar loop"]
-    print(f"{num_files} files, {args.rounds} round(s), shards of {shard_bytes >> 20} MiB")
-    print(f"{'':34}{'wall s':>8}{'files/s':>10}{'x tar loop':>12}{'peak RSS MiB':>14}")
+                found[name].append(run(name, Path(root) / "lake", Path(folder), shard_bytes))
+    floor = names[0]
+    print(
+        f"{num_files} files of {num_bytes / num_files / 1000:.1f} kB, {rounds} round(s), shards of {shard_bytes >> 20} "
+        f"MiB, load average {os.getloadavg()[0]:.1f}"
+    )
+    print(f"{'':34}{'wall s':>8}{'files/s':>10}{'x ' + floor:>18}{'x 1 worker':>12}{'peak RSS MiB':>14}")
     for name, results in found.items():
+        wall = statistics.median(one[0] for one in results)
         rss = max(one[1] for one in results) / 2**20
-        print(f"{name:34}{walls[name]:8.2f}{num_files / walls[name]:10.0f}{floor / walls[name]:12.2f}{rss:14.0f}")
+        alone = name.replace("workers=2", "workers=1").replace(", 2 processes", "")
+        times = _ratio(found[alone], results) if alone in found else "-"
+        print(f"{name:34}{wall:8.2f}{num_files / wall:10.0f}{_ratio(found[floor], results):>18}{times:>12}{rss:14.0f}")
+
+
+def _ratio(slow: list[tuple[float, int]], fast: list[tuple[float, int]]) -> str:
+    return f"{statistics.median(a[0] / b[0] for a, b in zip(slow, fast, strict=True)):.2f}"
 
 
 if __name__ == "__main__":

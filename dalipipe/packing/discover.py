@@ -58,7 +58,7 @@ def discover(
         if not tars:
             raise SourceError(
                 f"the source {store.url} holds no tar: looked for {', '.join(TAR_ENDINGS)}, found "
-                f"{_counts(skipped) or 'nothing at all'}; check source=, or use pack=images"
+                f"{_counts(skipped) or 'nothing at all: is it a folder that exists?'}; check source=, or use pack=images"
             )
         return Listing(samples=[], inputs=tars, classes=(), skipped=_sorted(skipped), digest=_digest(tars))
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
@@ -73,7 +73,7 @@ def discover(
         remedy = "use pack=tars for the tars in it" if tars else "check source="
         raise SourceError(
             f"the source {store.url} holds no image: looked for {', '.join(IMAGE_EXTENSIONS)} in it and its folders, "
-            f"found {_counts(skipped) or 'nothing at all'}; {remedy}"
+            f"found {_counts(skipped) or 'nothing at all: is it a folder that exists?'}; {remedy}"
         )
     if config.labels:
         return _with_table(store, images, skipped, read_labels(store, config.labels, config.columns))

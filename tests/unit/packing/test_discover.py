@@ -47,7 +47,7 @@ def test_what_is_no_image_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        ((), r"holds no image: looked for bmp, jp2, .* found nothing at all; check source="),
+        ((), r"holds no image: looked for bmp, jp2, .* found nothing at all: is it a folder that exists"),
         (("a/x.gif", "a/y.gif", "a/z.txt"), r"holds no image: .* found 2 \.gif, 1 \.txt"),
         (("a.jpg", "c/b.jpg", "c/d.jpg"), r"1 images beside its class folders \(such as 'a\.jpg'\) and 2 in them"),
     ],
