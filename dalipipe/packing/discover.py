@@ -58,7 +58,8 @@ def discover(
         if not tars:
             raise SourceError(
                 f"the source {store.url} holds no tar: looked for {', '.join(TAR_ENDINGS)}, found "
-                f"{_counts(skipped) or 'nothing at all: is it a folder that exists?'}; check source=, or use pack=images"
+                f"{_counts(skipped) or 'nothing at all: is it a folder that exists?'}; check source=, or "
+                "use pack=images"
             )
         return Listing(samples=[], inputs=tars, classes=(), skipped=_sorted(skipped), digest=_digest(tars))
     endings = tuple(f".{extension}" for extension in IMAGE_EXTENSIONS)
