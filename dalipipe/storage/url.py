@@ -149,12 +149,15 @@ def check_host(url: str) -> str:
         ConfigError: they cannot, as when a password holds a `/`; parts of it would be taken for a port, and shown.
     """
     try:
-        _ = urlsplit(url).port
+        parts = urlsplit(url)
+        sound = parts.port is not None or not parts.netloc.endswith(":")
     except ValueError:
+        sound = False
+    if not sound:
         raise ConfigError(
             f"{url} is not of the form scheme://user:password@host:port/path: what should be the port is no number "
             "from 0 to 65535. In a user or password write / as %2F, ? as %3F, # as %23, : as %3A, @ as %40"
-        ) from None
+        )
     return url
 
 
