@@ -1,14 +1,16 @@
 """Does training wait for the lake, whatever the lake does?
 
-    python benchmarks/lake.py [--quick] [--part link,memory,tail,slow,storm,cold] [--images N] [--plot FILE.svg]
+    python benchmarks/lake.py [--quick] [--part link,memory,tail,slow,storm,cold] [--images N] [--rounds N]
+                              [--plot FILE.svg]
 
-All parts read one data set of JPEGs (about 110 kB each) that is made and packed first. The lake is a web server of this
-machine in a process of its own, with 30 ms latency and 100 MB/s unless said. The accelerator is emulated: a sleep a
-step, so that AU (accelerator utilisation) = time in steps / wall time after the first step; the rest is waiting.
-Server, decoder and everything else on the machine share its cores: compare figures of one run.
+Parts without data of their own read one set of JPEGs (about 110 kB each) that is made and packed first. The lake is a
+web server of this machine in a process of its own, with 30 ms latency and 100 MB/s unless said. The accelerator is
+emulated: a sleep a step, so that AU (accelerator utilisation) = time in steps / wall time after the first step; the
+rest is waiting. Server, decoder and everything else on the machine share its cores: compare figures of one run.
 
     link    T1 training (crop, flip, normalise) at a step that the CPU can feed: AU in epochs 1 and 2.
-    memory  T1 at a step that the CPU can just not feed: AU in epoch 1 from the lake against the data in memory.
+    memory  T1 at a step that the CPU can just not feed, data that fit the link: AU in epoch 1 from the lake, with the
+            data in memory, with the data in memory beside a process that reads the lake for nothing, and in epoch 2.
     tail    lognormal latency and 0.2 % Pareto: AU and the longest wait with and without hedges, depth 2 and auto.
     slow    every request is slow: hedges fall to about none.
     storm   the lake slows 5x in the middle and recovers: depth and memory over time, as a plot with --plot.
@@ -22,6 +24,7 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -29,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -54,16 +58,28 @@ from tests.support.images import jpeg_bytes
 BATCH_SIZE = 64
 LATENCY_S, RATE = 0.030, 100e6
 _UNIQUE = 96
+_CPU_SHARE = 0.85  # a step takes so much of the time that the CPU needs for its batch
 
 
-def make_data(root: Path, num_images: int, block_bytes: str = "auto") -> Path:
+def make_data(
+    root: Path,
+    num_images: int,
+    block_bytes: str = "auto",
+    *,
+    height: int = 450,
+    width: int = 600,
+    quality: int = 94,
+) -> Path:
     """Packs `num_images` JPEGs (few different ones, under many names) into shards of 64 MiB; returns their folder."""
-    pictures = [jpeg_bytes(seed, height=450, width=600, quality=94) for seed in range(_UNIQUE)]
     lake = root / "lake" / "0"
     lake.mkdir(parents=True)
     for i in range(num_images):
-        (lake / f"{i:06d}.jpg").write_bytes(pictures[i % _UNIQUE])
-    config = PackConfig(shard_bytes="64MiB", block_bytes=block_bytes, workers=1)
+        path = lake / f"{i:06d}.jpg"
+        if i < _UNIQUE:
+            path.write_bytes(jpeg_bytes(i, height=height, width=width, quality=quality))
+        else:
+            path.hardlink_to(lake / f"{i % _UNIQUE:06d}.jpg")
+    config = PackConfig(shard_bytes="64MiB", block_bytes=block_bytes, workers=1, check="header")
     pack(str(root / "lake"), str(root / "set"), config, StorageConfig())
     shutil.rmtree(root / "lake")
     return root / "set"
@@ -183,30 +199,89 @@ def part_link(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, A
     }
 
 
-def part_memory(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """AU in epoch 1 where the CPU is the bound, from the lake and from memory, in turn."""
-    rounds, num_steps = (1, 8) if args.quick else (3, 20)
-    pairs = []
+def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """AU in epoch 1 where the CPU is the bound and the link is not: from the lake, from memory, and in between.
+
+    `memory`: the same files in a memory file system, used and dropped. `beside`: the same while another process reads
+    the lake at the same rate and throws it away: what the emulated lake itself costs this machine. `near`: every block
+    lies mapped in the node's cache already, as in epoch 2.
+    """
+    num_rounds, num_steps = (1, 12) if args.quick else (args.rounds, 128)
+    # Photographs of 0.8 megapixels at a web's quality; a lump of blocks, one a lane, is a small part of the epoch.
+    num_batches = num_steps + 16
+    folder = make_data(work, BATCH_SIZE * num_batches, "1MiB", height=768, width=1024, quality=60)
+    points: dict[str, list[float]] = {name: [] for name in ("lake", "memory", "beside", "near")}
     shared = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         near = shutil.copytree(folder, shared / "set")
-        rate = cpu_rate(folder, work / "rate", 6 if args.quick else 12)
-        # 100 ms where the CPU is slower than that, and never more than the link carries.
-        step_s = round(min(0.100, 0.85 * BATCH_SIZE / rate), 3)
-        with lake(folder) as server:
-            for number in range(rounds):
-                far = train(server.url, work / f"far{number}", step_s=step_s, num_steps=num_steps)["au"][0]
-                cache = shared / f"near{number}"
-                pairs.append((far, train(str(near), cache, step_s=step_s, num_steps=num_steps)["au"][0]))
+        batch_bytes = sum(file.stat().st_size for file in near.glob("*.tar")) / num_batches
+        train(str(near), shared / "kept", step_s=0, num_steps=num_steps)
+        rate = cpu_rate(folder, shared / "kept", 6 if args.quick else 24)
+        step_s = round(_CPU_SHARE * BATCH_SIZE / rate, 3)
+        stream = ("cache.policy=stream",)
+        run = partial(train, step_s=step_s, num_steps=num_steps)
+        for number in range(num_rounds):
+            with lake(folder) as server:
+                au = {"lake": run(server.url, work / f"far{number}")["au"][0]}
+                shutil.rmtree(work / f"far{number}")
+            au["memory"] = run(str(near), work / "none", extra=stream)["au"][0]
+            with lake(folder) as server, reader(server.url, near, batch_bytes * rate / BATCH_SIZE):
+                au["beside"] = run(str(near), work / "none", extra=stream)["au"][0]
+            au["near"] = run(str(near), shared / "kept")["au"][0]
+            print(f"round {number}: {au}", file=sys.stderr)
+            for name, value in au.items():
+                points[name].append(value)
     finally:
         shutil.rmtree(shared)
+
+    def behind(first: str, second: str) -> float:
+        return round(statistics.median(100 * (x - y) for x, y in zip(points[first], points[second], strict=True)), 1)
+
     return {
         "step_s": step_s,
         "cpu_images_per_s": round(rate),
-        "au_lake": statistics.median(far for far, _ in pairs),
-        "au_memory": statistics.median(memory for _, memory in pairs),
-        "points_behind": round(statistics.median(100 * (memory - far) for far, memory in pairs), 1),
+        "link_use": round(batch_bytes * rate / BATCH_SIZE / RATE, 2),
+        "steps": num_steps,
+        **{f"au_{name}": round(statistics.median(found), 3) for name, found in points.items()},
+        "points_behind_memory": behind("memory", "lake"),
+        "points_of_the_emulated_lake_itself": behind("memory", "beside"),
+        "points_behind_near": behind("near", "lake"),
+        "rounds": {name: [round(au, 3) for au in found] for name, found in points.items()},
     }
+
+
+@contextmanager
+def reader(url: str, folder: Path, rate: float) -> Iterator[None]:
+    """Another process that reads the shards from the lake at `rate` bytes a second and keeps nothing of them."""
+    context = multiprocessing.get_context("spawn")
+    names = sorted(file.name for file in folder.glob("*.tar"))
+    sizes = [(folder / name).stat().st_size for name in names]
+    process = context.Process(target=_read_on, args=(url, names, sizes, rate), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join(10)
+
+
+def _read_on(url: str, names: list[str], sizes: list[int], rate: float) -> None:
+    port = int(url.rpartition(":")[2])
+    buffer = memoryview(bytearray(1 << 20))
+    connection = socket.create_connection(("127.0.0.1", port), 30)
+    began_s, done = time.monotonic(), 0
+    while True:
+        for name, size in zip(names, sizes, strict=True):
+            for start in range(0, size, len(buffer)):
+                num_bytes = min(len(buffer), size - start)
+                span = f"bytes={start}-{start + num_bytes - 1}"
+                connection.sendall(f"GET /{name} HTTP/1.1\r\nHost: lake\r\nRange: {span}\r\n\r\n".encode())
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += connection.recv(1)
+                connection.recv_into(buffer[:num_bytes], num_bytes, socket.MSG_WAITALL)
+                done += num_bytes
+                time.sleep(max(0.0, began_s + done / rate - time.monotonic()))
 
 
 def part_cold(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -415,6 +490,9 @@ PARTS = {
 }  # fmt: skip
 
 
+_OWN_DATA = {"memory", "tail", "storm"}
+
+
 def main() -> None:
     """Prints one JSON object a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -422,10 +500,13 @@ def main() -> None:
     parser.add_argument("--part", default=",".join(PARTS))
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="of --part memory")
     args = parser.parse_args()
     names = args.part.split(",") if not args.quick or args.part != ",".join(PARTS) else ["tail", "slow"]
     with tempfile.TemporaryDirectory() as root:
-        folder = make_data(Path(root), args.images or (768 if args.quick else 3072))
+        folder = Path(root) / "set"
+        if not _OWN_DATA.issuperset(names):
+            make_data(Path(root), args.images or (768 if args.quick else 3072))
         for name in names:
             work = Path(root) / name
             work.mkdir()

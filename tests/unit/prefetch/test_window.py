@@ -17,6 +17,7 @@ from dalipipe.errors import ConfigError, IntegrityError, PipelineError, Pipeline
 from dalipipe.order.step import Step
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.open import open_prefetcher
+from dalipipe.prefetch.schedule import Schedule, Task
 from dalipipe.prefetch.window import WindowPrefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.telemetry import Recorder
@@ -289,6 +290,29 @@ def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
         prefetcher.close()
     assert 0 < peak <= cap_bytes
     assert resident == 0
+
+
+def test_threads_without_work_are_left_asleep(monkeypatch: pytest.MonkeyPatch, manifest: Manifest) -> None:
+    """Each block that comes may give work to one thread or two; to wake all 64 for it costs more than to read it."""
+    looked = 0
+    real = Schedule.next_task
+
+    def next_task(self: Schedule, depth: int) -> Task | None:
+        nonlocal looked
+        looked += 1  # under the window's lock
+        return real(self, depth)
+
+    monkeypatch.setattr(Schedule, "next_task", next_task)
+    recorder, lake = Recorder(), MemoryLake(image_set())
+    prefetcher = start_prefetcher(manifest, lake, STREAM, recorder=recorder, config=PrefetchConfig(threads=64, depth=4))
+    try:
+        num_steps = 3 * steps_of_epoch(manifest)
+        for _ in range(num_steps):
+            prefetcher.next().release()
+    finally:
+        prefetcher.close()
+    num_events = recorder.snapshot()["blocks_missed"] + 3 * num_steps  # blocks, and steps built, taken and released
+    assert looked < 64 + 4 * num_events
 
 
 @pytest.mark.parametrize(
