@@ -16,6 +16,7 @@ from dalipipe.storage.ranges import check_range, empty_range, flat_bytes, short_
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
+    ALLUXIO_SCHEMES,
     FILE_SCHEMES,
     OBJECT_SCHEMES,
     SFTP_SCHEMES,
@@ -34,8 +35,6 @@ R = TypeVar("R")
 _DEADLINE_BYTES = 64 << 20
 # Extras of this package, by the scheme that needs them.
 _EXTRAS = {"sftp": "sftp", "ssh": "sftp", "alluxio": "alluxio", "alluxiofs": "alluxio"}
-# File systems that exist but are not in fsspec's own list: scheme -> class.
-_UNREGISTERED = {"alluxio": "alluxiofs.AlluxioFileSystem", "alluxiofs": "alluxiofs.AlluxioFileSystem"}
 
 
 class FsspecStore:
@@ -246,9 +245,9 @@ def _renames(file_system: Any) -> bool:
     """Whether the system has a rename of its own (fsspec's default `mv` is copy and delete)."""
     from fsspec import AbstractFileSystem
 
-    return hasattr(file_system, "replace") or (
-        not file_system.async_impl and type(file_system).mv is not AbstractFileSystem.mv
-    )
+    if not isinstance(file_system, AbstractFileSystem):
+        return True  # one of our own
+    return not file_system.async_impl and type(file_system).mv is not AbstractFileSystem.mv
 
 
 def _open_file_system(url: str, config: StorageConfig) -> tuple[Any, str]:
@@ -261,19 +260,21 @@ def _open_file_system(url: str, config: StorageConfig) -> tuple[Any, str]:
     import fsspec
 
     scheme, options = scheme_of(url), config.options
-    for name, system in _UNREGISTERED.items():
-        if name not in fsspec.available_protocols():
-            fsspec.register_implementation(name, system)
-    if scheme not in fsspec.available_protocols():
-        known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | set(fsspec.available_protocols())))
+    others = {*fsspec.available_protocols(), *ALLUXIO_SCHEMES}
+    if scheme not in others:
+        known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | others))
         raise ConfigError(f"{url} has the unknown scheme {scheme!r}; give a path, or one of: {known}")
-    check_host(url)
+    folder = f"/{url.partition('://')[2].partition('/')[2]}".rstrip("/")
     try:
+        if scheme in ALLUXIO_SCHEMES:
+            from dalipipe.storage.alluxio import AlluxioFileSystem
+
+            return AlluxioFileSystem(url, config), folder
+        check_host(url)
         if scheme in SFTP_SCHEMES:
             from dalipipe.storage.sftp import SftpFileSystem
 
-            folder = url.partition("://")[2].partition("/")[2]
-            return SftpFileSystem(url, config), f"/{folder}".rstrip("/")
+            return SftpFileSystem(url, config), folder
         file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)

@@ -17,6 +17,7 @@ GCS_SCHEMES = ("gs", "gcs")
 AZURE_SCHEMES = ("az", "azure")
 HTTP_SCHEMES = ("http", "https")
 SFTP_SCHEMES = ("sftp", "ssh")
+ALLUXIO_SCHEMES = ("alluxio", "alluxiofs")
 OBJECT_SCHEMES = (*S3_SCHEMES, *GCS_SCHEMES, *AZURE_SCHEMES, *HTTP_SCHEMES)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

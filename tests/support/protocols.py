@@ -1,4 +1,4 @@
-"""Small fakes of two protocols that no server in the registries speaks: WebHDFS, and Alluxio's page service.
+"""Small fakes of two protocols that no server in the registries speaks: WebHDFS, and an Alluxio worker's.
 
 They are fakes: they show that our side of the protocol works, not that a real cluster agrees.
 """
@@ -6,6 +6,8 @@ They are fakes: they show that our side of the protocol works, not that a real c
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,14 @@ class _Base(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         pass
 
+    def read_chunks(self) -> bytes:
+        pieces = []
+        while count := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(count))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
@@ -38,8 +48,8 @@ class _Base(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _running(handler: type[_Base]) -> Iterator[int]:
-    server = _Quiet(("127.0.0.1", 0), handler)
+def _running(handler: type[_Base], host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+    server = _Quiet((host, port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -82,14 +92,6 @@ def web_hdfs() -> Iterator[int]:
                 self.operate(query.get("op", "").upper(), path, query, body)
 
         do_GET = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815 - named by the base class
-
-        def read_chunks(self) -> bytes:
-            pieces = []
-            while count := int(self.rfile.readline(), 16):
-                pieces.append(self.rfile.read(count))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(pieces)
 
         def operate(self, op: str, path: str, query: dict[str, str], body: bytes) -> None:
             known = path in files or bool(children(path))
@@ -140,3 +142,107 @@ def web_hdfs() -> Iterator[int]:
 
     with _running(Handler) as port:
         yield port
+
+
+@contextmanager
+def alluxio_worker(ufs: str) -> Iterator[AlluxioWorker]:
+    """One worker over a dict of files below `ufs`, on an address of 127/8 of its own: its client reads from port 29998,
+    whatever it is told."""
+    worker = AlluxioWorker(ufs)
+    number = os.getpid() % 65536
+    worker.host = f"127.{100 + threading.get_native_id() % 100}.{number // 256}.{number % 255 + 1}"
+    with _running(worker.http_handler(), worker.host) as port, _running(worker.data_handler(), worker.host, 29998):
+        worker.port = port
+        yield worker
+
+
+class AlluxioWorker:
+    """What alluxiofs 1.1 asks of a worker: `/v1/node`, `info`, `files`, `chunk`, `mkdir`, `mv`, `rm`, and on its data
+    port byte ranges of files by their path in Alluxio (here: `/mnt` and the path below the under store)."""
+
+    def __init__(self, ufs: str) -> None:
+        self.ufs = ufs
+        self.host, self.port = "", 0
+        self.files: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.faults: list[int] = []
+        """Statuses of the next reads of data; -1 resets the connection."""
+        self._lock = threading.Lock()
+
+    def http_handler(self) -> type[_Base]:
+        worker = self
+
+        class Handler(_Base):
+            def do_GET(self) -> None:
+                parts = urlsplit(self.path)
+                worker.requests.append(parts.path)
+                path = {name: values[0] for name, values in parse_qs(parts.query).items()}.get("path", "")
+                if parts.path == "/v1/node":
+                    self.say({"Host": worker.host, "HttpServerPort": worker.port})
+                elif worker.status(path) is None:
+                    self.answer(500, f"FileDoesNotExist: {path}".encode())
+                elif parts.path == "/v1/info":
+                    self.say([worker.status(path)])
+                elif parts.path == "/v1/files":
+                    self.say(worker.children(path))
+                else:
+                    self.answer(404, b"no such call")
+
+            def do_POST(self) -> None:
+                parts = urlsplit(self.path)
+                worker.requests.append(parts.path)
+                query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+                body = self.read_chunks() if self.headers.get("Transfer-Encoding") == "chunked" else b""
+                verb = parts.path.split("/")[2]
+                with worker._lock:
+                    if verb == "chunk":
+                        worker.files[query["ufsFullPath"]] = body
+                    elif verb == "mv" and query["srcPath"] in worker.files and query["dstPath"] not in worker.files:
+                        worker.files[query["dstPath"]] = worker.files.pop(query["srcPath"])
+                    elif verb == "rm":
+                        worker.files.pop(query["ufsFullPath"], None)
+                    elif verb != "mkdir":
+                        self.answer(500, f"{verb} failed".encode())
+                        return
+                self.answer(200, b"true")
+
+            def say(self, value: object) -> None:
+                self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
+
+        return Handler
+
+    def data_handler(self) -> type[_Base]:
+        worker = self
+
+        class Handler(_Base):
+            def do_GET(self) -> None:
+                fault = worker.faults.pop(0) if worker.faults else 0
+                path = unquote(urlsplit(self.path).path)
+                data = worker.files.get(worker.ufs + path.removeprefix("/mnt"))
+                start, stop = (int(end) for end in self.headers["Range"].removeprefix("bytes=").split("-"))
+                if fault < 0:
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                elif fault or data is None:
+                    self.answer(fault or 404)
+                elif start >= len(data):
+                    self.answer(416)
+                else:
+                    self.answer(206, data[start : stop + 1])
+
+        return Handler
+
+    def status(self, path: str) -> dict[str, Any] | None:
+        """A file's or folder's entry; None where there is neither."""
+        path = path.rstrip("/")
+        kind = "file" if path in self.files else "directory"
+        if kind == "directory" and path != self.ufs and not any(name.startswith(f"{path}/") for name in self.files):
+            return None
+        name = f"/mnt{path.removeprefix(self.ufs)}"
+        size = len(self.files.get(path, b""))
+        return {"mType": kind, "mPath": name, "mUfsPath": path, "mLength": size, "mLastModificationTimeMs": 1}
+
+    def children(self, path: str) -> list[dict[str, Any]]:
+        """The entries directly in a folder."""
+        prefix = path.rstrip("/") + "/"
+        names = {prefix + name[len(prefix) :].partition("/")[0] for name in self.files if name.startswith(prefix)}
+        return [status for name in sorted(names) if (status := self.status(name)) is not None]
