@@ -27,7 +27,6 @@ from dalipipe.cache.policies import (
     block_hash,
     hash_ranges,
     pinned_from,
-    pinned_share,
 )
 from dalipipe.cache.pool import Pool, PooledReader
 from dalipipe.cache.readers import Readers
@@ -199,11 +198,7 @@ class _Opening:
         return PinPolicy(stop, start, self._rank), None
 
     def _share(self, num_bytes: int) -> float:
-        """Up to where in hash space blocks fit so many bytes of what this node reads."""
-        total_bytes = int(self._manifest.num_bytes * self._readers.node_share)
-        if self._readers.keep_rank is not None:
-            return min(1.0, num_bytes / max(total_bytes, 1))
-        return pinned_share(num_bytes, total_bytes, self._manifest.num_blocks)
+        return self._readers.kept_share(num_bytes, self._manifest.num_bytes, self._manifest.num_blocks)
 
     def _open_pool(self) -> Pool | None:
         if self._pool is None:

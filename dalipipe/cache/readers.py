@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dalipipe.cache.policies import pinned_share
+
 if TYPE_CHECKING:
     from dalipipe.order.signature import OrderSignature
     from dalipipe.shards.shape import DataShape
@@ -26,6 +28,13 @@ class Readers:
     working_blocks: int = 1
     uneven: bool = False
     keep_rank: Callable[[int], float] | None = None
+
+    def kept_share(self, kept_bytes: int, dataset_bytes: int, num_blocks: int) -> float:
+        """Up to where in hash space blocks fit so many bytes of what this node reads."""
+        total_bytes = int(dataset_bytes * self.node_share)
+        if self.keep_rank is not None:
+            return min(1.0, kept_bytes / max(total_bytes, 1))
+        return pinned_share(kept_bytes, total_bytes, num_blocks)
 
 
 def cache_readers(signature: OrderSignature, shape: DataShape, world: World, *, replicas: int = 1) -> Readers:

@@ -33,11 +33,12 @@ VERBS = {
     "doctor": "what bounds a run (folder or metrics ports), what it costs and which knob to turn; `env`: this host",
     "top": "a running job, live: what each rank waits for (run folder or metrics ports)",
     "report": "one HTML file about a run folder: verdict, where the time went, tails, queues, cost",
+    "plan": "what a job of plan.gpus=N GPUs will do, simulated: AU, lake, caches, cost; plan.from=RUN calibrates",
     "cache": "stat | warm | verify | clear: what the cache of this node holds",
 }
 # Verbs whose first bare word is an action, and verbs that take the data set's URL as a bare word.
 _ACTIONS = {"cache": ("stat", "warm", "verify", "clear")}
-_URL_VERBS = ("info", "verify", "preview", "bench", "spin")
+_URL_VERBS = ("info", "verify", "preview", "bench", "spin", "plan")
 # Verbs whose first bare word is a run: its folder, or the metrics ports of its ranks.
 _RUN_VERBS = ("doctor", "top", "report")
 
@@ -122,10 +123,14 @@ def _run(verb: str, words: list[str], as_json: bool, stopping: Stopping) -> int:
 
 
 def _bare_words(verb: str, words: list[str]) -> list[str]:
-    """Turns `info URL` into `info data.url=URL`, `cache stat` into `cache action=stat`, `report RUN` into `run=RUN`."""
+    """Turns `info URL` into `info data.url=URL`, `cache stat` into `cache action=stat`, `report RUN` into `run=RUN`,
+    and `plan from=RUN` into `plan.from=RUN`."""
     from dalipipe.cli.words import is_bare, quoted, split_flags
 
     flags, others = split_flags(words)
+    if verb == "plan":
+        others = [f"plan.{word}" if word.startswith("from=") else word for word in others]
+        words = [*flags, *others]
     place = next((i for i, word in enumerate(others) if is_bare(word)), None)
     if place is None:
         return words

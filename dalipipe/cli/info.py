@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from dalipipe.build import open_manifest
@@ -31,7 +32,11 @@ def run(cfg: InfoJob, *, as_json: bool) -> int:
         raise ConfigError(f"nodes={cfg.nodes} must be at least 0")
     store, manifest = open_manifest(cfg.data, cfg.storage)
     try:
-        facts = info(manifest, num_nodes=cfg.nodes)
+        facts = info(manifest)
+        if cfg.nodes:
+            from dalipipe.simulate.topology import cross_node_reads
+
+            facts |= asdict(cross_node_reads(manifest, cfg.nodes))
         if cfg.quality:
             from dalipipe.packing.mixing import mixing
 

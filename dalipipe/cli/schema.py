@@ -11,7 +11,9 @@ from dalipipe.loader.config import LoaderConfig
 from dalipipe.metrics.config import BenchConfig, CostConfig
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.packing.config import IndexConfig, PackConfig, PreviewConfig
+from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.shards.config import DataConfig
+from dalipipe.simulate.config import PlanConfig
 from dalipipe.storage.store import StorageConfig
 
 
@@ -183,6 +185,20 @@ class InfoJob:
     loader: LoaderConfig = field(default_factory=LoaderConfig)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJob:
+    """`dalipipe plan`: the keys of `train` that decide what is read and when, and `plan.*`."""
+
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+
+
 JOBS: dict[str, type] = {
     "train": LoadConfig,
     "eval": LoadConfig,
@@ -200,4 +216,5 @@ JOBS: dict[str, type] = {
     "doctor": DoctorJob,
     "top": TopJob,
     "report": ReportJob,
+    "plan": PlanJob,
 }

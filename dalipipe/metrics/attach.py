@@ -84,6 +84,7 @@ def _facts(settings: Mapping[str, Any], manifest: Manifest, world: World, device
         "declared_bandwidth": (declared_rate(settings["storage"]["bandwidth"]) or 0.0) / world.local_world_size,
         "dataset_bytes": manifest.num_bytes,
         "dataset_samples": manifest.num_samples,
+        "block_samples": manifest.block_samples,
         "cache_policy": settings["cache"]["policy"],
         "cache_capacity": str(settings["cache"]["tiers"]["node"]["capacity"]),
         "cache_dir": settings["cache"]["dir"],

@@ -71,6 +71,7 @@ FAMILIES = (
         help="Requests to the lake: read, head, list.",
     ),
     Family(name="lake_read_seconds", source="lake_read_s", kind="histogram", help="One read from the lake."),
+    Family(name="lake_block_seconds", source="lake_block_s", kind="histogram", help="One block from the lake."),
     Family(name="lake_head_seconds", source="lake_head_s", kind="histogram", help="One head request to the lake."),
     Family(name="lake_list_seconds", source="lake_list_s", kind="histogram", help="One listing of the lake."),
     Family(

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dalipipe.shards.logical import shared_files
 from dalipipe.shards.manifest import Manifest
 
 
-def info(manifest: Manifest, *, num_nodes: int = 0) -> dict[str, Any]:
-    """The facts of a data set, JSON-able; names that end in `bytes` are sizes in bytes. Reads no index.
-
-    Args:
-        num_nodes: also what it costs when so many nodes each own an equal run of samples (reads one index a node).
-    """
+def info(manifest: Manifest) -> dict[str, Any]:
+    """The facts of a data set, JSON-able; names that end in `bytes` are sizes in bytes. Reads no index."""
     num_bytes, num_samples = manifest.num_bytes, manifest.num_samples
     shard_bytes = [manifest.shard(i).num_bytes for i in range(manifest.num_shards)]
     facts = {
@@ -35,7 +30,4 @@ def info(manifest: Manifest, *, num_nodes: int = 0) -> dict[str, Any]:
     }
     if "groups" in manifest.made_by:
         facts["groups"] = int(manifest.made_by["groups"])
-    if num_nodes:
-        shared, shared_bytes = shared_files(manifest, num_nodes)
-        facts |= {"nodes": num_nodes, "shards_of_two_nodes": shared, "cross_node_bytes": shared_bytes}
     return facts

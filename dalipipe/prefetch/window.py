@@ -263,6 +263,7 @@ class WindowPrefetcher:
                 return
             if view.tier == "lake":
                 self._controller.fetched(fetched_s)
+                self._recorder.observe("lake_block_s", fetched_s)
             head = self._schedule.head
             if head is not None and block in head.lacks and self._came_from != "lake":
                 self._came_from = view.tier

@@ -29,7 +29,7 @@ def test_help_answers_in_two_seconds() -> None:
     assert fastest < 2.0
 
 
-@pytest.mark.parametrize("verb", ["pack", "info", "verify", "cache"])
+@pytest.mark.parametrize("verb", ["pack", "info", "verify", "cache", "plan"])
 def test_verbs_that_need_no_tensor_import_no_torch(verb: str) -> None:
     code = (
         "import sys\n"
