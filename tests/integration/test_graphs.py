@@ -17,6 +17,7 @@ from dalipipe.graphs.fields import split_bytes
 from dalipipe.graphs.resize import choose_native
 from tests.support.images import jpeg_bytes
 from tests.support.shards import write_dataset
+from tests.unit.graphs.steps import png_bytes
 
 NUM = 40
 
@@ -95,6 +96,54 @@ def test_resuming_replays_bad_samples_exactly(captioned: Path, tmp_path: Path) -
         wanted = whole[stop + 1 : 5 if stop < 5 else 10]
         assert [ids for ids, _ in rest] == [ids for ids, _ in wanted]
         assert all(torch.equal(a, b) for (_, a), (_, b) in zip(rest, wanted, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["substitute", "drop"])
+def test_bad_samples_are_the_same_at_any_world_size_and_after_resuming(tmp_path: Path, policy: str) -> None:
+    """Damage of which some is seen on arrival and some fails a decoder. One rank from the start, two that go on in the
+    middle, with batches ready ahead: the global batches hold the same samples and bits, lost and doubled is none."""
+    samples = []
+    for i in range(NUM):
+        image = png_bytes(i, damaged=True) if i in (2, 3, 9, 21, 34) else jpeg_bytes(i, height=120, width=130)
+        samples.append((f"{i:04d}", {"jpg": image[:-30] if i in (10, 22) else image}))
+    root = tmp_path / "set"
+    root.mkdir()
+    for name, data in write_dataset([samples], block_samples=8).files.items():
+        (root / name).write_bytes(data)
+
+    def load(rank: int, world_size: int, *overrides: str) -> dp.Loader:
+        world = dp.World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+        options = ("data.fields=[image]", "loader.batch_size=null", "loader.global_batch_size=8", "shuffle.lanes=2")
+        base = [f"data.url={root}", f"cache.dir={tmp_path / 'cache'}", "graph.size=32", "device=cpu", *options]
+        tolerant = ["quarantine.max_fraction=0.5", f"quarantine.policy={policy}"]
+        return dp.load("train", [*base, *tolerant, *overrides], world=world)
+
+    def rows(batches: list[dict[str, Any]]) -> list[tuple[int, bytes]]:
+        return sorted(
+            (sample, pixels.numpy().tobytes())
+            for batch in batches
+            for sample, pixels in zip(batch["id"].tolist(), batch["image"], strict=True)
+        )
+
+    with load(0, 1) as loader:
+        whole, states = [], []
+        for _ in range(2):
+            for batch in loader:
+                whole.append(rows([batch]))
+                states.append(loader.state_dict())
+    assert len(whole) == 2 * NUM // 8
+    bad = {2, 3, 9, 10, 21, 22, 34}
+    for epoch in (whole[:5], whole[5:]):
+        ids = sorted(sample for step in epoch for sample, _ in step)
+        assert set(ids) == set(range(NUM)) - bad
+        assert len(ids) == (NUM if policy == "substitute" else NUM - len(bad))
+    for stop in (1, 6):
+        ranks = []
+        for rank in range(2):
+            with load(rank, 2, "prefetch.device_batches=3", "prefetch.queue_depth=1") as loader:
+                loader.load_state_dict(states[stop])
+                ranks.append(list(loader))
+        assert [rows(list(both)) for both in zip(*ranks, strict=True)] == whole[stop + 1 : 5 if stop < 5 else 10]
 
 
 def test_dropping_and_stopping(captioned: Path, tmp_path: Path) -> None:
