@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dalipipe.errors import SourceError
+from dalipipe.packing.ahead import in_order
 from dalipipe.packing.config import IndexConfig, PackConfig
 from dalipipe.packing.discover import discover
 from dalipipe.packing.plan import check_config, make_plan
@@ -60,11 +61,13 @@ def index_files(
     )
     probe = "probe"
     root = link_from(place.url, f"{store.url}/{probe}").removesuffix(probe).removesuffix("/")
-    shards = []
-    for number in range(plan.num_shards):
+
+    def lay(number: int) -> Written:
         start, stop = int(plan.cuts[number]), int(plan.cuts[number + 1])
         chosen = [samples[i] for i in plan.order[start:stop].tolist()]
-        shards.append(_virtual(place, f"files-{number:06d}{ENDING}", chosen, root))
+        return _virtual(place, f"files-{number:06d}{ENDING}", chosen, root)
+
+    shards = list(in_order(lay, range(plan.num_shards)))
     return shards, listing.classes, plan.block_samples
 
 

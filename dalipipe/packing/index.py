@@ -19,6 +19,7 @@ from dalipipe.errors import (
     SourceError,
     TargetExistsError,
 )
+from dalipipe.packing.ahead import in_order
 from dalipipe.packing.braces import expand_braces
 from dalipipe.packing.config import IndexConfig
 from dalipipe.packing.discover import TAR_ENDINGS
@@ -136,8 +137,9 @@ def index(
             with ThreadPoolExecutor(storage.concurrency, thread_name_prefix="index") as pool:
                 shards = list(pool.map(lambda pair: _with_digests(place, *pair), _cut(shards, laid.block_samples)))
         if config.overwrite:
-            for shard in shards:  # added to the manifest that is replaced: the tars may be others now
-                place.delete(checksums_name(index_name(shard.name)))
+            # Added to the manifest that is replaced: the tars may be others now.
+            for _ in in_order(lambda shard: place.delete(checksums_name(index_name(shard.name))), shards):
+                pass
         files = publish(
             place,
             shards,

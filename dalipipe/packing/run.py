@@ -6,12 +6,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 
 from dalipipe.engines.engine import Engine
 from dalipipe.errors import ConfigError, NoSpaceError, PackError, SourceError
+from dalipipe.packing.ahead import in_order
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.dedup import Duplicate, find_duplicates
 from dalipipe.packing.discover import Listing, discover
@@ -20,7 +21,8 @@ from dalipipe.packing.estimate import transformed_share
 from dalipipe.packing.expand import expand
 from dalipipe.packing.images import RegridTask, ShardTask, regrid, write_shard
 from dalipipe.packing.plan import check_config, make_plan, shard_names
-from dalipipe.packing.target import DUPLICATES_NAME, QUARANTINE_NAME, PackedBefore, Target
+from dalipipe.packing.report import PackReport, report_found, report_of
+from dalipipe.packing.target import DUPLICATES_NAME, QUARANTINE_NAME, Target
 from dalipipe.packing.transform import Transform
 from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
 from dalipipe.shards.digest import Digest128
@@ -39,23 +41,6 @@ not known)."""
 
 _PLAN_VERSION = 2
 _NO_PART_OF_THE_PLAN = ("workers", "drop_corrupt", "overwrite", "passes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackReport:
-    """What was packed. `bytes` of all shards; `skipped` files that are no images, by kind in `skipped_kinds`;
-    `already_packed`: the target held this very data set, and nothing was done."""
-
-    samples: int
-    shards: int
-    bytes: int
-    seconds: float
-    quarantined: int
-    duplicates: int
-    skipped: int
-    skipped_kinds: dict[str, int]
-    identity: str
-    already_packed: bool = False
 
 
 def pack(
@@ -91,7 +76,7 @@ def pack(
         place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
         before = place.packed_before(overwrite=config.overwrite)
         if before is not None:
-            return _found(place, before, listing, begin_s)
+            return report_found(place, before, listing, begin_s)
         packing = _Packing(
             source=source,
             target=target,
@@ -108,7 +93,7 @@ def pack(
             files, names, quarantined = packing.assemble(runner)
         packing.publish(files, quarantined)
         place.finish(set(names))
-        return _report(
+        return report_of(
             listing,
             (files.num_samples, len(names), files.num_bytes),
             files.identity,
@@ -198,7 +183,8 @@ class _Packing:
     def write_shards(self, engine: Engine) -> None:
         """Writes every shard that is not finished yet."""
         plan, names = self._plan, self._names
-        finished = {name: done.rows.num_samples for name in names if (done := self._place.done(name)) is not None}
+        found = in_order(self._place.done, names)
+        finished = {done.name: done.rows.num_samples for done in found if done is not None}
         self._num_samples = finished
         todo = [i for i, name in enumerate(names) if name not in finished]
         num_done = len(plan.order) - sum(int(plan.cuts[i + 1] - plan.cuts[i]) for i in todo)
@@ -218,23 +204,23 @@ class _Packing:
         block_samples = self._plan.block_samples
         builder = ManifestBuilder(kind="images", classes=self._classes, block_samples=block_samples)
         moved = self._moved_digests(engine)
-        names: list[str] = []
         quarantined = list(self._quarantined)
-        for name in self._names:
-            done = self._read_done(name)
-            quarantined.extend(done.quarantined)
-            if not done.rows.num_samples:
-                continue
-            encoded = builder.add(
-                name=name,
-                num_bytes=done.num_bytes,
-                digest=done.digest,
-                rows=done.rows,
-                part_digests=moved.get(name, done.part_digests),
-                extensions=done.extensions,
-            )
-            self._put(f"{name}.idx", encoded)
-            names.append(name)
+
+        def indices() -> Iterator[tuple[str, bytes]]:
+            for done in in_order(self._read_done, self._names):
+                quarantined.extend(done.quarantined)
+                if done.rows.num_samples:
+                    encoded = builder.add(
+                        name=done.name,
+                        num_bytes=done.num_bytes,
+                        digest=done.digest,
+                        rows=done.rows,
+                        part_digests=moved.get(done.name, done.part_digests),
+                        extensions=done.extensions,
+                    )
+                    yield done.name, encoded
+
+        names = list(in_order(self._put_index, indices()))
         if not names:
             raise SourceError(
                 f"every one of the {len(quarantined)} images of {self._source} is corrupt (the first, "
@@ -306,6 +292,11 @@ class _Packing:
         lines = [json.dumps(entry, ensure_ascii=False) for entry in ordered]
         self._put(key, "".join(f"{line}\n" for line in lines).encode())
 
+    def _put_index(self, shard: tuple[str, bytes]) -> str:
+        name, encoded = shard
+        self._put(f"{name}.idx", encoded)
+        return name
+
     def _put(self, key: str, data: bytes) -> None:
         try:
             self._place.store.put(key, data)
@@ -333,44 +324,3 @@ def _running(given: Engine | None, config: PackConfig) -> Iterator[Engine]:
         yield own
     finally:
         own.close()
-
-
-def _found(place: Target, before: PackedBefore, listing: Listing, begin_s: float) -> PackReport:
-    """The report when the target holds this very data set already."""
-    manifest = before.manifest
-    place.finish({manifest.shard(i).name for i in range(manifest.num_shards)})
-    return _report(
-        listing,
-        (manifest.num_samples, manifest.num_shards, manifest.num_bytes),
-        manifest.identity,
-        begin_s,
-        quarantined=before.num_quarantined,
-        duplicates=int(manifest.made_by.get("duplicates", "0")),
-        already_packed=True,
-    )
-
-
-def _report(
-    listing: Listing,
-    counts: tuple[int, int, int],
-    identity: str,
-    begin_s: float,
-    *,
-    quarantined: int,
-    duplicates: int,
-    already_packed: bool = False,
-) -> PackReport:
-    """counts: samples, shards, bytes."""
-    samples, shards, num_bytes = counts
-    return PackReport(
-        samples=samples,
-        shards=shards,
-        bytes=num_bytes,
-        seconds=time.monotonic() - begin_s,
-        quarantined=quarantined,
-        duplicates=duplicates,
-        skipped=sum(listing.skipped.values()),
-        skipped_kinds=listing.skipped,
-        identity=identity,
-        already_packed=already_packed,
-    )

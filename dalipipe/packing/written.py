@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dalipipe.errors import IntegrityError
+from dalipipe.packing.ahead import in_order
 from dalipipe.shards.assembly import ManifestBuilder, ManifestFiles
 from dalipipe.shards.digest import NO_DIGEST, Digest64, digest64
 from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
@@ -92,19 +93,26 @@ def publish(
         keep: whether an index of these bytes is there already under its name.
     """
     builder = ManifestBuilder(kind=kind, classes=classes, block_samples=block_samples)
-    for shard in shards:
-        extents = shard.extents(builder.num_samples, block_samples)
-        encoded = builder.add(
-            name=shard.name,
-            num_bytes=shard.num_bytes,
-            digest=shard.digest,
-            rows=shard.rows,
-            part_digests=[shard.known.get(extent, NO_DIGEST) for extent in extents],
-            extensions=shard.extensions,
-        )
-        name = index_name(shard.name)
-        if not keep(name, encoded):
-            store.put(name, encoded)
+
+    def indices() -> Iterator[tuple[str, bytes]]:
+        for shard in shards:
+            extents = shard.extents(builder.num_samples, block_samples)
+            encoded = builder.add(
+                name=shard.name,
+                num_bytes=shard.num_bytes,
+                digest=shard.digest,
+                rows=shard.rows,
+                part_digests=[shard.known.get(extent, NO_DIGEST) for extent in extents],
+                extensions=shard.extensions,
+            )
+            yield index_name(shard.name), encoded
+
+    def put(index: tuple[str, bytes]) -> None:
+        if not keep(*index):
+            store.put(*index)
+
+    for _ in in_order(put, indices()):
+        pass
     files = builder.finish(made_by)
     store.put(SHARDS_NAME, files.shards)
     store.put(HEADER_NAME, files.header)
