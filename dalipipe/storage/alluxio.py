@@ -23,6 +23,7 @@ from alluxiofs.core import RMOption
 from dalipipe.errors import ConfigError
 from dalipipe.storage.ranges import split_range
 from dalipipe.storage.store import StorageConfig
+from dalipipe.storage.url import OBJECT_OPTIONS
 
 R = TypeVar("R")
 
@@ -148,11 +149,11 @@ class AlluxioFileSystem:
 
 def _check(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
-        if name not in _OPTIONS:
+        if name not in _OPTIONS and not name.startswith(OBJECT_OPTIONS):
             near = difflib.get_close_matches(str(name), _OPTIONS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"storage.options.{name} is no option of alluxio; {hint}There are: {', '.join(_OPTIONS)}")
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if name in _OPTIONS and value is not None}
     if "://" not in str(given.get("ufs", "")):
         raise ConfigError(
             f"{url} needs the under store that its folder lies in, as Alluxio has it mounted; give "

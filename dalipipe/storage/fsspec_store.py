@@ -18,6 +18,7 @@ from dalipipe.storage.transport import Record, Transport, discard
 from dalipipe.storage.url import (
     ALLUXIO_SCHEMES,
     FILE_SCHEMES,
+    OBJECT_OPTIONS,
     OBJECT_SCHEMES,
     SFTP_SCHEMES,
     TEMPORARY_PREFIX,
@@ -259,7 +260,8 @@ def _open_file_system(url: str, config: StorageConfig) -> tuple[Any, str]:
     """
     import fsspec
 
-    scheme, options = scheme_of(url), config.options
+    scheme = scheme_of(url)
+    options = {name: value for name, value in config.options.items() if not name.startswith(OBJECT_OPTIONS)}
     others = {*fsspec.available_protocols(), *ALLUXIO_SCHEMES}
     if scheme not in others:
         known = ", ".join(sorted({*FILE_SCHEMES, *OBJECT_SCHEMES} | others))

@@ -96,16 +96,30 @@ def _open_bucket(
     options["prefix"] = check_prefix(prefix) or None
     scheme = scheme_of(url)
     if scheme in GCS_SCHEMES:
-        return clients.GCSStore(bucket, **options)
+        _set_endpoint(options, "base_url", config.gs_endpoint_url, "storage.gs_endpoint_url")
+        return clients.GCSStore(bucket, **options, **_own_options(config, "google_"))
     if scheme in AZURE_SCHEMES:
-        return clients.AzureStore(bucket, **options)
+        _set_endpoint(options, "endpoint", config.az_endpoint_url, "storage.az_endpoint_url")
+        return clients.AzureStore(bucket, **options, **_own_options(config, "azure_"))
     if credentials is not None:
         options["credential_provider"] = credentials
     if config.region is not None:
         options["region"] = config.region
-    if config.endpoint_url is not None:
-        endpoint = check_http_url(config.endpoint_url, "storage.endpoint_url")
-        options["client_options"]["allow_http"] = urlsplit(endpoint).scheme == "http"
-        options["endpoint"] = strip_slash(endpoint)
+    if _set_endpoint(options, "endpoint", config.endpoint_url, "storage.endpoint_url"):
         options["virtual_hosted_style_request"] = False
-    return clients.S3Store(bucket, **options)
+    return clients.S3Store(bucket, **options, **_own_options(config, "aws_"))
+
+
+def _set_endpoint(options: dict[str, Any], name: str, endpoint_url: str | None, key: str) -> bool:
+    """Puts an endpoint of one's own into the client's options, where there is one."""
+    if endpoint_url is None:
+        return False
+    options[name] = strip_slash(check_http_url(endpoint_url, key))
+    options["client_options"]["allow_http"] = urlsplit(endpoint_url).scheme == "http"
+    return True
+
+
+def _own_options(config: StorageConfig, prefix: str) -> dict[str, Any]:
+    """Those of `storage.options` that are this client's; the names tell, since other stores of a run have theirs."""
+    given = {name: value for name, value in config.options.items() if name.startswith(prefix) and value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}

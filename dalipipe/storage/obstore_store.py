@@ -202,7 +202,7 @@ class ObstoreStore:
         try:
             first, total_bytes = self._ask(lambda client: _get_first(client, key, start), action, hedge=True)
         except StorageError as error:
-            if error.__cause__ is None or http_status(error.__cause__) != 416:
+            if error.__cause__ is None or not _is_behind_the_end(error.__cause__):
                 raise
             return empty_range(shown, start, self.head(key).num_bytes)
         if total_bytes <= start:
@@ -334,6 +334,11 @@ def _get_first(client: Any, key: str, start: int) -> tuple[_Part, int]:
     data = memoryview(answer.bytes()).cast("B")
     data = data[start:] if answer.range == (0, int(meta["size"])) and start else data
     return _Part(data=data, etag=str(meta["e_tag"] or "")), int(meta["size"])
+
+
+def _is_behind_the_end(error: BaseException) -> bool:
+    """Whether a range was refused because it starts at or behind the object's end; Azure answers it without a range."""
+    return http_status(error) == 416 or "Wanted range starting at" in str(error)
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:

@@ -23,6 +23,7 @@ import paramiko
 
 from dalipipe.errors import ConfigError
 from dalipipe.storage.store import StorageConfig
+from dalipipe.storage.url import OBJECT_OPTIONS
 
 _MAX_SESSIONS = 8  # sshd allows 10 on one connection
 _REQUESTS_AHEAD = 128  # of 32 KiB each
@@ -295,7 +296,7 @@ def _open(session: paramiko.SFTPClient, path: str) -> paramiko.SFTPFile:
 def _connect_options(options: Mapping[str, Any]) -> dict[str, Any]:
     known = (*_CONNECT_OPTIONS, *_OWN_OPTIONS)
     for name in options:
-        if name not in known:
+        if name not in known and not name.startswith(OBJECT_OPTIONS):
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"storage.options.{name} is no option of sftp; {hint}There are: {', '.join(known)}")

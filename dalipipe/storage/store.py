@@ -45,9 +45,16 @@ class StorageConfig:
     profile: str = "default"
     """The section of `credentials_file`."""
     options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """What an fsspec file system takes beyond its URL (`+storage.options.user=me`)."""
+    """What a client takes beyond its URL: an fsspec file system (`+storage.options.user=me`), or, by names that begin
+    with `aws_`, `google_` or `azure_`, that of S3, GCS or Azure (`+storage.options.azure_storage_account_name=me`)."""
     endpoint_url: str | None = None
     """An S3-compatible endpoint; the shipped configuration takes it from AWS_ENDPOINT_URL or S3_ENDPOINT_URL."""
+    gs_endpoint_url: str | None = None
+    """A server that speaks GCS's XML API, in place of Google's; the shipped configuration takes it from
+    GOOGLE_BASE_URL."""
+    az_endpoint_url: str | None = None
+    """A blob service in place of Azure's, the account in its path (`http://127.0.0.1:10000/devstoreaccount1`); the
+    shipped configuration takes it from AZURE_ENDPOINT."""
     region: str | None = None
     page_cache: str = "drop"
     """Plain files: whether ranges that were read stay in the page cache: `drop` (a lake passes through; what is to be

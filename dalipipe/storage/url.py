@@ -18,6 +18,8 @@ AZURE_SCHEMES = ("az", "azure")
 HTTP_SCHEMES = ("http", "https")
 SFTP_SCHEMES = ("sftp", "ssh")
 ALLUXIO_SCHEMES = ("alluxio", "alluxiofs")
+OBJECT_OPTIONS = ("aws_", "google_", "azure_")
+"""How the names of options of S3's, GCS's and Azure's clients begin; other stores leave those alone."""
 OBJECT_SCHEMES = (*S3_SCHEMES, *GCS_SCHEMES, *AZURE_SCHEMES, *HTTP_SCHEMES)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
