@@ -26,7 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -130,23 +131,41 @@ def make_lake(root: Path, num_files: int, *, base: int = 0) -> None:
         (root / f"class_{i % 100:03d}" / f"{i:07d}.jpg").write_bytes(images[i % 64])
 
 
-def tree_rss_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it; pages that they share count for each."""
+@dataclass(frozen=True)
+class Ran:
+    """One contestant: seconds on the clock, peak resident bytes, CPU seconds of the first process and of the busiest
+    one below it."""
+
+    wall_s: float
+    rss_bytes: int
+    parent_cpu_s: float
+    worker_cpu_s: float
+
+
+def tree_rss_bytes(pid: int, cpu_s: dict[int, float] | None = None) -> int:
+    """Resident memory of a process and all below it; pages that they share count for each.
+
+    Args:
+        cpu_s: gets the CPU seconds of each process so far.
+    """
     total, todo = 0, [pid]
     while todo:
         one = todo.pop()
         try:
             pages = int(Path(f"/proc/{one}/statm").read_text().split()[1])
             children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
+            ticks = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:13]
         except (OSError, IndexError):
             continue
         total += pages * 4096
         todo += map(int, children)
+        if cpu_s is not None:
+            cpu_s[one] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return total
 
 
-def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> tuple[float, int]:
-    """(seconds, peak resident bytes) of one contestant."""
+def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> Ran:
+    """Runs one contestant."""
     script, extra = {**CONTESTANTS, **SCALING}[name]
     (folder / "script.py").write_text(script)
     target = folder / "out"
@@ -154,13 +173,14 @@ def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> tuple[float, i
     os.sync()  # what the last one left to be written is not this one's affair
     command = [sys.executable, str(folder / "script.py"), str(lake), str(target), str(shard_bytes), *extra]
     peak = 0
+    cpu_s: dict[int, float] = {}
     stop = threading.Event()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
 
     def watch() -> None:
         nonlocal peak
         while not stop.is_set():
-            peak = max(peak, tree_rss_bytes(process.pid))
+            peak = max(peak, tree_rss_bytes(process.pid, cpu_s))
             time.sleep(_POLL_S)
 
     watcher = threading.Thread(target=watch)
@@ -174,7 +194,8 @@ def run(name: str, lake: Path, folder: Path, shard_bytes: int) -> tuple[float, i
     if process.returncode:
         raise SystemExit(f"{name} failed with exit code {process.returncode}")
     shutil.rmtree(target)
-    return float(json.loads(out)["wall_s"]), peak
+    parent_cpu_s = cpu_s.pop(process.pid, 0.0)
+    return Ran(float(json.loads(out)["wall_s"]), peak, parent_cpu_s, max(cpu_s.values(), default=0.0))
 
 
 class NamesOnly:
@@ -228,7 +249,8 @@ def main() -> None:
         measure_listing(args.listing)
         return
     if args.scaling:
-        report(list(SCALING), args.scaling, 64 * 2**20, args.rounds, base=270, target=args.target)
+        names = [n for n in SCALING if any(part in n for part in ("plain", *args.only.split(",")))]
+        report(names, args.scaling, 64 * 2**20, args.rounds, base=270, target=args.target)
         return
     num_files = args.files or (2_000 if args.quick else 100_000)
     shard_bytes = 2 * 2**20 if args.quick else SHARD_BYTES
@@ -239,7 +261,7 @@ def main() -> None:
 
 def report(names: list[str], num_files: int, shard_bytes: int, rounds: int, *, base: int, target: str) -> None:
     """Runs contestants in turn, round by round, and prints medians; ratios are medians of those within a round."""
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    found: dict[str, list[Ran]] = {name: [] for name in names}
     with (
         tempfile.TemporaryDirectory(prefix="dalipipe-bench-") as root,
         tempfile.TemporaryDirectory(prefix="dalipipe-bench-", dir=target or None) as folder,
@@ -254,17 +276,36 @@ def report(names: list[str], num_files: int, shard_bytes: int, rounds: int, *, b
         f"{num_files} files of {num_bytes / num_files / 1000:.1f} kB, {rounds} round(s), shards of {shard_bytes >> 20} "
         f"MiB, load average {os.getloadavg()[0]:.1f}"
     )
-    print(f"{'':34}{'wall s':>8}{'files/s':>10}{'x ' + floor:>18}{'x 1 worker':>12}{'peak RSS MiB':>14}")
+    print(
+        f"{'':34}{'wall s':>8}{'files/s':>10}{'x ' + floor:>18}{'x 1 worker':>12}{'peak RSS MiB':>14}"
+        f"{'cpu s':>8}{'busiest worker':>16}{'x 1 by cpu':>12}"
+    )
     for name, results in found.items():
-        wall = statistics.median(one[0] for one in results)
-        rss = max(one[1] for one in results) / 2**20
-        alone = name.replace("workers=2", "workers=1").replace(", 2 processes", "")
-        times = _ratio(found[alone], results) if alone in found else "-"
-        print(f"{name:34}{wall:8.2f}{num_files / wall:10.0f}{_ratio(found[floor], results):>18}{times:>12}{rss:14.0f}")
+        wall = statistics.median(one.wall_s for one in results)
+        rss = max(one.rss_bytes for one in results) / 2**20
+        alone = found.get(name.replace("workers=2", "workers=1").replace(", 2 processes", ""), results)
+        parent, worker = (
+            statistics.median(one.parent_cpu_s for one in results),
+            statistics.median(one.worker_cpu_s for one in results),
+        )
+        print(
+            f"{name:34}{wall:8.2f}{num_files / wall:10.0f}{_ratio(found[floor], results, _wall):>18}"
+            f"{_ratio(alone, results, _wall):>12}{rss:14.0f}{parent:8.2f}{worker:16.2f}"
+            f"{_ratio(alone, results, _critical_cpu):>12}"
+        )
 
 
-def _ratio(slow: list[tuple[float, int]], fast: list[tuple[float, int]]) -> str:
-    return f"{statistics.median(a[0] / b[0] for a, b in zip(slow, fast, strict=True)):.2f}"
+def _wall(ran: Ran) -> float:
+    return ran.wall_s
+
+
+def _critical_cpu(ran: Ran) -> float:
+    """CPU seconds that nothing can be done beside: on idle cores and an idle disk the clock shows at most this."""
+    return ran.parent_cpu_s + ran.worker_cpu_s
+
+
+def _ratio(slow: list[Ran], fast: list[Ran], measure: Callable[[Ran], float]) -> str:
+    return f"{statistics.median(measure(a) / max(measure(b), 0.01) for a, b in zip(slow, fast, strict=True)):.2f}"
 
 
 if __name__ == "__main__":
