@@ -42,7 +42,7 @@ def _stat(cfg: CacheJob, as_json: bool) -> int:
 
 
 def _warm(cfg: CacheJob, as_json: bool) -> int:
-    from dalipipe.build import warm_cache
+    from dalipipe.wiring.tiers import warm_cache
 
     with progress("warming the cache") as show:
         report = warm_cache(cfg.data, cfg.storage, cfg.cache, threads=cfg.threads, progress=show)

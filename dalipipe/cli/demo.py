@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dalipipe.build import LoadConfig, Loader, choose_device
+from dalipipe.build import LoadConfig, Loader
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cli.output import emit, progress, table
 from dalipipe.cli.schema import DemoJob
@@ -22,6 +22,7 @@ from dalipipe.packing.config import PackConfig
 from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
 from dalipipe.units import format_bytes
+from dalipipe.wiring.ranks import choose_device
 from dalipipe.world import detect_world
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from dalipipe.build import open_manifest
 from dalipipe.cli.output import emit
 from dalipipe.cli.schema import InfoJob
 from dalipipe.errors import ConfigError
 from dalipipe.units import format_bytes
+from dalipipe.wiring.dataset import open_manifest
 
 _MEANING = {
     "collision_ratio": "pairs of a batch from one shard, over chance; 1 is ideal",

@@ -50,7 +50,7 @@ def test_a_swapped_pair_of_nodes_reads_its_own_cache(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     # In a job each rank is a process, and the first loader of each is number 0.
-    monkeypatch.setattr("dalipipe.build._openings", iter([0, 0]))
+    monkeypatch.setattr("dalipipe.wiring.ranks._openings", iter([0, 0]))
     swapped = [config(packed, cache, "node") for cache in reversed(caches)]
     with ThreadPoolExecutor(2) as pool:
         again = list(pool.map(epoch_of, swapped, range(2)))
