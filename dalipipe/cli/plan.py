@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dalipipe.build import open_manifest
 from dalipipe.cli.output import emit, progress, table
 from dalipipe.cli.schema import PlanJob
 from dalipipe.errors import ConfigError
@@ -17,6 +16,7 @@ from dalipipe.simulate.dataset import declared_shape
 from dalipipe.simulate.plan import Measured, Plan, Settings, gpu_counts, make_plan, num_nodes
 from dalipipe.simulate.topology import CrossNodeReads, cross_node_reads
 from dalipipe.units import format_bytes
+from dalipipe.wiring.dataset import open_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
