@@ -23,7 +23,7 @@ class _Quiet(ThreadingHTTPServer):
         pass
 
 
-class _Base(BaseHTTPRequestHandler):
+class Base(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
@@ -48,7 +48,7 @@ class _Base(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def _running(handler: type[_Base], host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+def running(handler: type[Base], host: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
     server = _Quiet((host, port), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -79,7 +79,7 @@ def web_hdfs() -> Iterator[int]:
         kind = "DIRECTORY" if data is None else "FILE"
         return {"pathSuffix": suffix, "type": kind, "length": len(data or b""), "modificationTime": 1}
 
-    class Handler(_Base):
+    class Handler(Base):
         def handle_any(self) -> None:
             parts = urlsplit(self.path)
             query = {name.lower(): values[0] for name, values in parse_qs(parts.query).items()}
@@ -140,7 +140,7 @@ def web_hdfs() -> Iterator[int]:
             body = {"RemoteException": {"exception": kind, "message": message}}
             self.answer(code, json.dumps(body).encode(), Content_Type="application/json")
 
-    with _running(Handler) as port:
+    with running(Handler) as port:
         yield port
 
 
@@ -151,7 +151,7 @@ def alluxio_worker(ufs: str) -> Iterator[AlluxioWorker]:
     worker = AlluxioWorker(ufs)
     number = os.getpid() % 65536
     worker.host = f"127.{100 + threading.get_native_id() % 100}.{number // 256}.{number % 255 + 1}"
-    with _running(worker.http_handler(), worker.host) as port, _running(worker.data_handler(), worker.host, 29998):
+    with running(worker.http_handler(), worker.host) as port, running(worker.data_handler(), worker.host, 29998):
         worker.port = port
         yield worker
 
@@ -169,10 +169,10 @@ class AlluxioWorker:
         """Statuses of the next reads of data; -1 resets the connection."""
         self._lock = threading.Lock()
 
-    def http_handler(self) -> type[_Base]:
+    def http_handler(self) -> type[Base]:
         worker = self
 
-        class Handler(_Base):
+        class Handler(Base):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 worker.requests.append(parts.path)
@@ -211,10 +211,10 @@ class AlluxioWorker:
 
         return Handler
 
-    def data_handler(self) -> type[_Base]:
+    def data_handler(self) -> type[Base]:
         worker = self
 
-        class Handler(_Base):
+        class Handler(Base):
             def do_GET(self) -> None:
                 fault = worker.faults.pop(0) if worker.faults else 0
                 path = unquote(urlsplit(self.path).path)
