@@ -109,3 +109,18 @@ def test_what_a_node_read_enters_the_manifest_without_another_read(served, tmp_p
         epoch(url, tmp_path / "other")
     found = verify(str(url), StorageConfig())
     assert "the index states" in found.errors[0]
+
+
+def test_a_mix_knows_the_checksums_that_were_added_to_its_sets(served, tmp_path):
+    _, url = served
+    index(f"{tmp_path}/{{0,1}}.tar", str(tmp_path / "local"), IndexConfig(), StorageConfig())
+    before = {name: open_manifest(tmp_path / name).identity for name in ("set", "local")}
+    for name in before:
+        assert verify(str(tmp_path / name), StorageConfig(), add_checksums=True).checksums_added > 0
+    keys = [f"cache.dir={tmp_path / 'cache'}", "data.fields=[image]", "device=cpu", "loader.batch_size=10"]
+    with dp.load("train", [f"data.mix={{{url}:0.5,{tmp_path / 'local'}:0.5}}", *keys]) as loader:
+        manifest = loader.manifest
+        extents = [extent for block in range(manifest.num_blocks) for extent in manifest.extents(block)]
+        assert all(extent.digest for extent in extents)
+        assert len({extent.part for extent in extents}) == len(extents)
+    assert {name: open_manifest(tmp_path / name).identity for name in before} == before
