@@ -143,28 +143,34 @@ def lake(folder: Path, **how: float) -> Iterator[Lake]:
 
 
 def train(url: str, cache: Path, *, step_s: float, num_steps: int, epochs: int = 1, extra: tuple[str, ...] = ()) -> Any:
-    """Emulated T1 training: AU by epoch, seconds to the first batch, and the loader's figures."""
+    """Emulated T1 training: AU and CPU seconds by epoch, seconds to the first batch, and the loader's figures."""
     import dalipipe
 
     overrides = [f"data.url={url}", f"cache.dir={cache}", f"loader.batch_size={BATCH_SIZE}", "device=cpu", *extra]
-    au, first_s = [], 0.0
+    au, cpu_s, first_s = [], [], 0.0
     began = time.perf_counter()
     with dalipipe.load("train", overrides) as loader:
         for epoch in range(epochs):
-            wall = computed = 0.0
+            wall = computed = used_s = 0.0
             loader.set_epoch(epoch)
             for number, _ in enumerate(loader):
                 now = time.perf_counter()
                 if number == 0:
-                    wall = now
+                    wall, used_s = now, time.process_time()
                     first_s = first_s or now - began
                 time.sleep(step_s)
                 computed += time.perf_counter() - now
                 if number + 1 == num_steps:
                     break
             au.append(computed / (time.perf_counter() - wall))
+            cpu_s.append(time.process_time() - used_s)
         stats = loader.stats()
-    return {"au": [round(value, 4) for value in au], "first_batch_s": round(first_s, 2), "stats": stats}
+    return {
+        "au": [round(value, 4) for value in au],
+        "cpu_s": cpu_s,
+        "first_batch_s": round(first_s, 2),
+        "stats": stats,
+    }
 
 
 def cpu_rate(folder: Path, cache: Path, num_steps: int) -> float:
@@ -211,6 +217,7 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
     num_batches = num_steps + 16
     folder = make_data(work, BATCH_SIZE * num_batches, "1MiB", height=768, width=1024, quality=60)
     points: dict[str, list[float]] = {name: [] for name in ("lake", "memory", "beside", "near")}
+    cpu_ms: dict[str, list[float]] = {name: [] for name in points}
     shared = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         near = shutil.copytree(folder, shared / "set")
@@ -220,22 +227,22 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
         step_s = round(_CPU_SHARE * BATCH_SIZE / rate, 3)
         run = partial(train, step_s=step_s, num_steps=num_steps)
 
-        def fresh(url: str) -> float:
-            """AU of an epoch 1: the cache is empty."""
-            with tempfile.TemporaryDirectory(dir=work) as cache:
-                return float(run(url, Path(cache))["au"][0])
+        def epoch(name: str, url: str, cache: Path | None = None) -> None:
+            """An epoch 1; with no cache given, one that is empty."""
+            with tempfile.TemporaryDirectory(dir=work) as empty:
+                found = run(url, cache or Path(empty))
+            points[name].append(found["au"][0])
+            cpu_ms[name].append(1000 * found["cpu_s"][0] / num_steps)
+            print(f"{name}: AU {points[name][-1]}, CPU {cpu_ms[name][-1]:.0f} ms a step", file=sys.stderr)
 
         for number in range(num_rounds):
             with lake(folder) as server:
-                au = {"lake": fresh(server.url)}
-            au["memory"] = fresh(str(near))
+                epoch("lake", server.url)
+            epoch("memory", str(near))
             with lake(folder) as server, reader(server.url, near, batch_bytes * rate / BATCH_SIZE):
-                au["beside"] = fresh(str(near))
+                epoch("beside", str(near))
             if number == 0:
-                au["near"] = run(str(near), shared / "kept")["au"][0]
-            print(f"round {number}: {au}", file=sys.stderr)
-            for name, value in au.items():
-                points[name].append(value)
+                epoch("near", str(near), shared / "kept")
     finally:
         shutil.rmtree(shared)
 
@@ -248,6 +255,7 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
         "link_use": round(batch_bytes * rate / BATCH_SIZE / RATE, 2),
         "steps": num_steps,
         **{f"au_{name}": round(statistics.median(found), 3) for name, found in points.items()},
+        **{f"cpu_ms_a_step_{name}": round(statistics.median(found), 1) for name, found in cpu_ms.items()},
         "points_behind_memory": behind("memory", "lake"),
         "points_of_the_emulated_lake_itself": behind("memory", "beside"),
         "points_behind_near": behind("near", "lake"),
