@@ -164,11 +164,9 @@ def _stem(path: str) -> str:
 
 
 def _why_skipped(path: str) -> str | None:
-    *folders, name = path.split("/")
-    if name.startswith(".") or any(folder.startswith(".") for folder in folders):
+    if path.startswith(".") or "/." in path:
         return "hidden"
-    stem, dot, _ = name.rpartition(".")
-    return None if stem and dot else "no extension"
+    return None if path.rfind(".") > path.rfind("/") + 1 else "no extension"
 
 
 def _classes(url: str, paths: list[str]) -> tuple[str, ...]:

@@ -64,9 +64,13 @@ def plain_key(stem: str) -> str:
     Readers of WebDataset split a name at the first dot of its last part, so dots there become `_`; so do characters
     that cannot be written as UTF-8 text in a tar.
     """
-    folder, slash, name = stem.rpartition("/")
-    plain = f"{folder}{slash}{name.replace('.', '_')}"
+    plain = _without_dots(stem)
     return plain if plain.isprintable() else "".join(c if c.isprintable() else "_" for c in plain)
+
+
+def _without_dots(stem: str) -> str:
+    folder, slash, name = stem.rpartition("/")
+    return f"{folder}{slash}{name.replace('.', '_')}" if "." in name else stem
 
 
 class Keys:
@@ -78,9 +82,8 @@ class Keys:
 
     def key(self, stem: str, name: str) -> str:
         """The key for `name`, whose path without extension is `stem`."""
-        folder, slash, last = stem.rpartition("/")
         key = plain_key(stem)
-        if key in self._taken or key != f"{folder}{slash}{last.replace('.', '_')}":
+        if key in self._taken or not stem.isprintable():
             key = f"{key}-{digest64(name.encode('utf-8', 'surrogatepass')):016x}"
         self._taken.add(key)
         return key
