@@ -20,6 +20,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -245,6 +246,7 @@ def main() -> None:
     parser.add_argument("--target", default="", help="the folder below which shards are written")
     parser.add_argument("--listing", type=int, default=0, help="only list and plan that many names")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
     if args.listing:
         measure_listing(args.listing)
         return
@@ -260,39 +262,51 @@ def main() -> None:
 
 
 def report(names: list[str], num_files: int, shard_bytes: int, rounds: int, *, base: int, target: str) -> None:
-    """Runs contestants in turn, round by round, and prints medians; ratios are medians of those within a round."""
-    found: dict[str, list[Ran]] = {name: [] for name in names}
+    """Runs contestants in turn, round by round, and prints what is known when it ends, be it by SIGTERM."""
+    found: dict[str, list[Ran]] = {}
+    num_bytes = 0
     with (
         tempfile.TemporaryDirectory(prefix="dalipipe-bench-") as root,
         tempfile.TemporaryDirectory(prefix="dalipipe-bench-", dir=target or None) as folder,
     ):
-        make_lake(Path(root) / "lake", num_files, base=base)
-        num_bytes = sum(path.stat().st_size for path in (Path(root) / "lake").glob("*/*"))
-        for _ in range(rounds):
-            for name in names:
-                found[name].append(run(name, Path(root) / "lake", Path(folder), shard_bytes))
-    floor = names[0]
+        try:
+            make_lake(Path(root) / "lake", num_files, base=base)
+            num_bytes = sum(path.stat().st_size for path in (Path(root) / "lake").glob("*/*"))
+            for _ in range(rounds):
+                for name in names:
+                    found.setdefault(name, []).append(run(name, Path(root) / "lake", Path(folder), shard_bytes))
+        finally:
+            print(
+                f"{num_files} files of {num_bytes / num_files / 1000:.1f} kB, shards of {shard_bytes >> 20} MiB, load "
+                f"average {os.getloadavg()[0]:.1f}"
+            )
+            print_table(found, names[0], num_files)
+
+
+def print_table(found: dict[str, list[Ran]], floor: str, num_files: int) -> None:
+    """Prints medians; ratios are medians of those within a round."""
     print(
-        f"{num_files} files of {num_bytes / num_files / 1000:.1f} kB, {rounds} round(s), shards of {shard_bytes >> 20} "
-        f"MiB, load average {os.getloadavg()[0]:.1f}"
-    )
-    print(
-        f"{'':34}{'wall s':>8}{'files/s':>10}{'x ' + floor:>18}{'x 1 worker':>12}{'peak RSS MiB':>14}"
+        f"{'':34}{'rounds':>7}{'wall s':>8}{'files/s':>9}{'x ' + floor:>18}{'x 1 worker':>12}{'peak RSS MiB':>14}"
         f"{'cpu s':>8}{'busiest worker':>16}{'x 1 by cpu':>12}"
     )
     for name, results in found.items():
+        if not results:
+            continue
         wall = statistics.median(one.wall_s for one in results)
         rss = max(one.rss_bytes for one in results) / 2**20
         alone = found.get(name.replace("workers=2", "workers=1").replace(", 2 processes", ""), results)
-        parent, worker = (
-            statistics.median(one.parent_cpu_s for one in results),
-            statistics.median(one.worker_cpu_s for one in results),
-        )
+        parent = statistics.median(one.parent_cpu_s for one in results)
+        worker = statistics.median(one.worker_cpu_s for one in results)
         print(
-            f"{name:34}{wall:8.2f}{num_files / wall:10.0f}{_ratio(found[floor], results, _wall):>18}"
+            f"{name:34}{len(results):7}{wall:8.2f}{num_files / wall:9.0f}{_ratio(found[floor], results, _wall):>18}"
             f"{_ratio(alone, results, _wall):>12}{rss:14.0f}{parent:8.2f}{worker:16.2f}"
             f"{_ratio(alone, results, _critical_cpu):>12}"
         )
+
+
+def _stop(_number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it twice
+    sys.exit("stopped before the end")
 
 
 def _wall(ran: Ran) -> float:
@@ -305,7 +319,7 @@ def _critical_cpu(ran: Ran) -> float:
 
 
 def _ratio(slow: list[Ran], fast: list[Ran], measure: Callable[[Ran], float]) -> str:
-    return f"{statistics.median(measure(a) / max(measure(b), 0.01) for a, b in zip(slow, fast, strict=True)):.2f}"
+    return f"{statistics.median(measure(a) / max(measure(b), 0.01) for a, b in zip(slow, fast, strict=False)):.2f}"
 
 
 if __name__ == "__main__":
