@@ -5,11 +5,11 @@
 
 `overhead`: `dalipipe.load` on a packed set from a warm cache against the same graph fed from memory (the floor), in
 turn, round by round, in one process. `bad`: the graph fed from memory with one sample in a hundred bad, each met for
-the first time, against none: cut short, a broken header, and a damaged PNG, at which nothing shows before a decoder
-fails; and all kinds of `found` in turn. `found`: which share of each kind of damage is found by the look at the bytes
-on arrival, by a decoder alone, or not at all because it decodes. `precheck_us`: that look. `first_batch`: from
-`dalipipe.load` to the first batch with an empty cache, after the imports. `memory`: resident bytes over epochs of the
-packed set, after the first three.
+the first time, against none: cut short, a broken header, and a progressive JPEG or a PNG with damage inside, at which
+nothing shows before a decoder fails; and all kinds of `found` in turn. `found`: which share of each kind of damage is
+found by the look at the bytes on arrival, by a decoder alone, or not at all because it decodes. `precheck_us`: that
+look. `first_batch`: from `dalipipe.load` to the first batch with an empty cache, after the imports. `memory`: resident
+bytes over epochs of the packed set, after the first three.
 Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that scikit-image ships.
 """
 
@@ -88,8 +88,11 @@ class Damage:
             "empty": lambda image: image[:0],
             "html_page": lambda _: np.frombuffer(b"<html><body>503 try again</body></html>" * 20, np.uint8),
             "broken_header": self._broken_header,
+            "header_bit": self._header_bit,
             "flipped_bits": self._flipped,
             "zeroed_page": lambda image: self._filled(image, page := self._place(image) & -4096, page + 4096),
+            "noise_page": self._noise,
+            "noise_in_progressive": lambda image: self._noise(self._as_other(image, "PROGRESSIVE")),
             "png_named_jpg": lambda image: self._as_other(image, "PNG"),
             "webp_named_jpg": lambda image: self._as_other(image, "WEBP"),
             "damaged_png": self._damaged_png,
@@ -108,6 +111,12 @@ class Damage:
         image[start:stop] = 0
         return image
 
+    def _noise(self, image: Bytes) -> Bytes:
+        """4 KiB behind the header overwritten with random bytes."""
+        image, place = image.copy(), min(self._place(image), len(image) - 4100)
+        image[place : place + 4096] = np.frombuffer(self._random.bytes(4096), np.uint8)
+        return image
+
     def _flipped(self, image: Bytes) -> Bytes:
         image = image.copy()
         image[self._random.integers(2, len(image) - 2, 8)] ^= np.uint8(1) << self._random.integers(0, 8, 8, np.uint8)
@@ -121,12 +130,21 @@ class Damage:
         image[at : at + 20] = 255
         return image
 
+    def _header_bit(self, image: Bytes) -> Bytes:
+        """With one bit before the first scan's data flipped."""
+        image = image.copy()
+        stop = image.tobytes().rindex(b"\xff\xda") + 14
+        image[self._random.integers(2, stop)] ^= np.uint8(1) << self._random.integers(0, 8, dtype=np.uint8)
+        return image
+
     def _as_other(self, image: Bytes, kind: str) -> Bytes:
         """The picture in another format, made once: it is no part of what is measured."""
         key = (image.tobytes(), kind)
         if key not in self._others:
             sink = io.BytesIO()
-            Image.open(io.BytesIO(image.data)).convert("RGB").save(sink, kind)
+            progressive = {"progressive": True, "quality": 92} if kind == "PROGRESSIVE" else {}
+            picture = Image.open(io.BytesIO(image.data)).convert("RGB")
+            picture.save(sink, "JPEG" if progressive else kind, **progressive)
             self._others[key] = np.frombuffer(sink.getvalue(), np.uint8)
         return self._others[key]
 
@@ -272,11 +290,13 @@ def memory_growth(peer: Loaded, epochs: int) -> dict[str, float]:
 def bad(files: list[Path], args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Rates with one sample in a hundred bad, against none."""
     damage = Damage()
-    for name in ("PNG", "WEBP"):  # made before the clock runs
-        for file in files:
-            damage.kinds[f"{name.lower()}_named_jpg"](np.frombuffer(file.read_bytes(), np.uint8))
+    for file in files:  # made before the clock runs
+        for kind in ("png_named_jpg", "webp_named_jpg", "noise_in_progressive"):
+            damage.kinds[kind](np.frombuffer(file.read_bytes(), np.uint8))
     spoils = {"none": None, "in_turn": damage.in_turn}
-    spoils |= {kind: damage.kinds[kind] for kind in ("cut_short", "broken_header", "damaged_png")}
+    spoils |= {
+        kind: damage.kinds[kind] for kind in ("cut_short", "broken_header", "noise_in_progressive", "damaged_png")
+    }
     peers: dict[str, FromMemory | Loaded] = {
         kind: FromMemory(BadSteps(files, args.batch_size, spoil), args.threads) for kind, spoil in spoils.items()
     }

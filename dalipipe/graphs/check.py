@@ -77,18 +77,28 @@ def _has_sound_tables(view: memoryview) -> bool:
                     place += 129 if segment[place] >> 4 else 65
                 if place != len(segment):
                     return False
-            elif 0xC0 <= marker <= 0xC2:  # 8 bits a sample, baseline, extended or progressive
-                if components or segment[0] != 8 or len(segment) != 6 + 3 * segment[5]:
+            elif 0xC0 <= marker <= 0xC2:  # baseline, extended or progressive
+                if components or not _is_sound_frame(segment):
                     return False
                 is_progressive = marker == 0xC2
                 components = dict(zip(segment[6::3], segment[8::3], strict=True))
-                if any(not (0 < factors >> 4 < 5 and 0 < factors & 15 < 5) for factors in segment[7::3]):
-                    return False
             elif marker < 0xDD or 0xEF < marker < 0xFE:  # neither an interval, an application's nor a comment
                 return False
             at = stop
     except IndexError:
         return False
+
+
+def _is_sound_frame(segment: memoryview) -> bool:
+    """Whether a frame has 8 bits a sample, pixels, and components that are a whole part of the largest."""
+    if segment[0] != 8 or len(segment) != 6 + 3 * segment[5] or not (any(segment[1:3]) and any(segment[3:5])):
+        return False
+    across, down = ([factors >> shift & 15 for factors in segment[7::3]] for shift in (4, 0))
+    for factors in (across, down):
+        largest = max(factors)
+        if largest > 4 or 0 in factors or any(largest % factor for factor in factors):
+            return False
+    return True
 
 
 def _is_sound_scan(segment: memoryview, components: dict[int, int], tables: set[int], is_progressive: bool) -> bool:
@@ -98,6 +108,8 @@ def _is_sound_scan(segment: memoryview, components: dict[int, int], tables: set[
     if not len(segment) == 4 + 2 * segment[0] == 4 + 2 * len(chosen) > 4:
         return False
     if any(32 + components.get(one, 32) not in tables for one in chosen):
+        return False
+    if is_progressive and (segment[-3] or segment[-2] or segment[-1] > 13):  # DC alone, to any bit, comes first
         return False
     for codes in set(segment[2:-3:2]):
         if codes >> 4 not in tables or not (is_progressive or 16 | codes & 15 in tables):
@@ -112,7 +124,7 @@ def _take_codes(segment: memoryview, tables: set[int]) -> bool:
         kind, counts = segment[place], bytes(segment[place + 1 : place + 17])
         num_codes = _num_codes(counts)
         symbols = segment[place + 17 : place + 17 + num_codes]
-        if num_codes == 0 or kind & 0xEF > 3 or (kind < 16 and max(symbols) > 15):
+        if not 0 < num_codes == len(symbols) or kind & 0xEF > 3 or (kind < 16 and max(symbols) > 15):
             return False
         tables.add(kind)
         place += 17 + num_codes

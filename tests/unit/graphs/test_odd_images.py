@@ -153,8 +153,31 @@ def test_a_header_that_no_decoder_takes_is_suspected(make: Callable[[bytes], byt
     assert undecodable([data]) != [None]
 
 
-def test_damage_behind_the_header_of_a_jpeg_fails_no_decoder() -> None:
-    """Pages that are gone, flipped bits, markers out of place: it only shows, so there is no use in a scan for it."""
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_header_with_one_flipped_bit_fails_no_decoder_unnoticed(progressive: bool) -> None:
+    """Every bit of the header of a small picture."""
+    data = _saved("JPEG", PICTURE.resize((24, 16)), progressive=progressive)
+    header = data.index(b"\xff\xda") + 14
+    flipped = [
+        data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+        for place in range(2, header)
+        for bit in range(8)
+    ]
+    unnoticed = [one for one in flipped if suspicion(np.frombuffer(one, np.uint8)) is None]
+    assert 300 < len(unnoticed) < len(flipped) - 100
+    reasons = undecodable(unnoticed)
+    assert [reason for reason in reasons if reason and "pixels are more than" not in reason] == []
+
+
+def test_a_header_that_is_cut_anywhere_is_suspected() -> None:
+    """And the look at it never fails itself."""
+    data = _saved("JPEG", PICTURE.resize((24, 16)))
+    for stop in range(2, data.index(b"\xff\xda") + 12):
+        assert suspicion(np.frombuffer(data[:stop] + b"\xff\xd9", np.uint8)) is not None, stop
+
+
+def test_damage_behind_the_header_of_a_baseline_jpeg_fails_no_decoder() -> None:
+    """Pages that are gone, noise, markers out of place: it only shows, so there is no use in a scan for it."""
     data, random = _saved("JPEG", quality=95), np.random.Generator(np.random.Philox(8))
     scan = data.index(b"\xff\xda") + 14
     damaged = []
