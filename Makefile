@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-failed test-slow test-native check bench image lock clean
+.PHONY: help setup demo test test-slow test-native check bench image lock clean
 
 help:
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -17,9 +17,6 @@ demo: setup ## the main job: a small lake of JPEGs, packed, cached, decoded and 
 
 test: setup ## the tests (without the slow soak tests)
 	@$(BIN)/pytest -q -m "not slow"
-
-test-failed: setup ## the tests that failed last time
-	@$(BIN)/pytest -q -m "not slow" --last-failed --last-failed-no-failures none
 
 test-slow: setup ## the soak tests
 	@$(BIN)/pytest -q -m slow
