@@ -18,6 +18,7 @@ import pytest
 from dalipipe.cli import main
 from tests.conftest import NUM_IMAGES
 from tests.support.images import jpeg_bytes, write_image_tree
+from tests.support.waiting import wait_until
 
 SMALL = ("pack.shard_bytes=1MiB", "pack.workers=1")
 
@@ -202,19 +203,14 @@ def test_an_interrupted_pack_publishes_nothing_and_is_finished_by_the_same_comma
     target = tmp_path / "set"
     victim = subprocess.Popen([*words, f"target={target}", *options], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not list(target.glob("*.tar")) and time.monotonic() < deadline and victim.poll() is None:
-            time.sleep(0.01)
+        wait_until(lambda: list(target.glob("*.tar")), "a first shard", process=victim)
         assert victim.poll() is None, "it was done before it could be interrupted"
         victim.send_signal(signum)
         assert victim.wait(10) == (130 if signum == signal.SIGINT else -signum)
     finally:
         victim.kill()
     assert not (target / "manifest.json").exists()
-    deadline = time.monotonic() + 5
-    while _group_lives(victim.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _group_lives(victim.pid), "workers outlived the command"
+    wait_until(lambda: not _group_lives(victim.pid), "the end of its workers", timeout_s=10)
     for folder in (target, tmp_path / "whole"):
         subprocess.run([*words, f"target={folder}", *options], check=True, capture_output=True, timeout=100)
     assert _files(target) == _files(tmp_path / "whole")
@@ -277,9 +273,7 @@ def test_a_signal_in_the_middle_of_a_run_leaves_nothing(
 ) -> None:
     with _start_bench(packed, tmp_path) as victim:
         try:
-            deadline = time.monotonic() + 60
-            while not list(tmp_path.glob("memory/*/[0-9]*/[0-9]*")) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: list(tmp_path.glob("memory/*/[0-9]*/[0-9]*")), "a first block", process=victim)
             for _ in range(times):
                 victim.send_signal(signum)
             _, err = victim.communicate(timeout=60)

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dalipipe.storage.local import LocalStore
 from dalipipe.storage.store import StorageConfig
 from tests.conftest import NUM_IMAGES
 from tests.support.jobs import kill_job
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 BATCH_SIZE = 8
@@ -64,11 +64,7 @@ def test_killed_with_four_processes_and_resumed_with_two(packed: Path, tmp_path:
     store = LocalStore(tmp_path / "state", StorageConfig())
     kill_after = random.randrange(2, NUM_STEPS - 4)
     job = torchrun(4, output := tmp_path / "first.txt", packed, tmp_path / "cache", store.url, logs, 0.15)
-    deadline = time.monotonic() + 120
-    while len(lines(logs, 4)[0]) < kill_after:
-        assert job.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, "the job did not come to the step at which it is killed"
-        time.sleep(0.01)
+    wait_until(lambda: len(lines(logs, 4)[0]) >= kill_after, output.read_text, timeout_s=120, process=job)
     kill_job(job)
     published = read_published(store)
     assert published is not None

@@ -20,6 +20,7 @@ import yaml
 
 from tests.support.jobs import kill_job
 from tests.support.seaweed import _free_ports
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -89,11 +90,7 @@ def test_a_killed_training_job_goes_on_with_another_number_of_processes(packed: 
     with log.open("wb") as sink:
         job = subprocess.Popen(words(2), env=_environ(tmp_path), stdout=sink, stderr=sink, start_new_session=True)
         try:
-            deadline = time.monotonic() + 150
-            while not checkpoint.is_file():
-                assert job.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
+            wait_until(checkpoint.is_file, log.read_text, timeout_s=150, process=job)
         finally:
             kill_job(job)
     reached = _checkpoint(checkpoint)["step"]
@@ -201,11 +198,7 @@ def _store(service: dict[str, Any], folder: Path, keys: dict[str, str]) -> Itera
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, env=os.environ | keys, stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 60
-            while not _answers(f"{url}/healthz"):
-                assert process.poll() is None, (folder / "log").read_text(errors="replace")
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: _answers(f"{url}/healthz"), (folder / "log").read_text, process=process)
             yield url
         finally:
             process.kill()

@@ -11,7 +11,6 @@ import hmac
 import shutil
 import socket
 import subprocess
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 _TOOLS = ("ceph-mon", "ceph-osd", "ceph-mgr", "ceph-mds", "ceph-fuse", "radosgw", "radosgw-admin", "ceph")
 _CONFIG = """
@@ -94,12 +95,14 @@ def ceph(root: Path) -> Iterator[Ceph]:
         run("radosgw-admin", "-c", str(config), "user", "create", "--uid=t", "--display-name=t",
             "--access-key=test-access", "--secret=test-secret")  # fmt: skip
         start("radosgw", "-n", "client.rgw")
-        _wait_for(lambda: _listens(gateway), "the RADOS gateway")
+        wait_until(lambda: _listens(gateway), "the RADOS gateway", timeout_s=90)
         for pool in ("cephfs.meta", "cephfs.data"):
             run("ceph", "-c", str(config), "osd", "pool", "create", pool, "8")
         run("ceph", "-c", str(config), "fs", "new", "cfs", "cephfs.meta", "cephfs.data")
         start("ceph-mds", "-i", "a")
-        _wait_for(lambda: "up:active" in run("ceph", "-c", str(config), "mds", "stat"), "the metadata server")
+        wait_until(
+            lambda: "up:active" in run("ceph", "-c", str(config), "mds", "stat"), "the metadata server", timeout_s=90
+        )
         run("ceph-fuse", "-c", str(config), "-n", "client.admin", str(root / "mnt"))
         stack.callback(subprocess.run, ["fusermount3", "-u", "-z", str(root / "mnt")], check=False)
         yield Ceph(
@@ -145,28 +148,24 @@ def _start_cluster(  # noqa: PLR0917
     run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", address, monmap)
     run("ceph-mon", "-c", str(config), "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
     start("ceph-mon", "-i", "a")
-    _wait_for(lambda: "mon: 1 daemons" in _try(run, "ceph", "-c", str(config), "--connect-timeout", "5", "-s"), "mon")
+    wait_until(
+        lambda: "mon: 1 daemons" in _try(run, "ceph", "-c", str(config), "--connect-timeout", "5", "-s"),
+        "mon",
+        timeout_s=90,
+    )
     run("ceph", "-c", str(config), "auth", "import", "-i", keyring)
     run("ceph", "-c", str(config), "osd", "create")
     run("ceph-osd", "-c", str(config), "-i", "0", "--mkfs")
     start("ceph-osd", "-i", "0")
     start("ceph-mgr", "-i", "x")
     run("ceph", "-c", str(config), "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=h")
-    _wait_for(lambda: "1 up" in _try(run, "ceph", "-c", str(config), "osd", "stat"), "the OSD")
+    wait_until(lambda: "1 up" in _try(run, "ceph", "-c", str(config), "osd", "stat"), "the OSD", timeout_s=90)
 
 
 def _try(run: Callable[..., str], *words: str) -> str:
     with suppress(AssertionError, subprocess.TimeoutExpired):
         return run(*words)
     return ""
-
-
-def _wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            pytest.fail(f"{what} did not come up within {timeout_s:g} s")
-        time.sleep(0.2)
 
 
 def _listens(port: int) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from dalipipe.engines import LocalEngine
 from dalipipe.errors import ClosedError, ConfigError, PackError
 from tests.contracts.engine import EngineContract, square
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -125,7 +126,7 @@ class TestProcesses(EngineContract):
         outcome: list[BaseException] = []
         runner = threading.Thread(target=_collect, args=(run, outcome))
         runner.start()
-        _wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         start = time.monotonic()
         engine.close()
         runner.join(5)
@@ -137,7 +138,7 @@ class TestProcesses(EngineContract):
         outcome: list[BaseException] = []
         runner = threading.Thread(target=_collect, args=(run, outcome))
         runner.start()
-        _wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         engine.close()
         runner.join(5)
         assert isinstance(outcome[0], ClosedError)
@@ -154,14 +155,14 @@ class TestProcesses(EngineContract):
             text=True,
         )
         try:
-            _wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 30)
+            wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, timeout_s=30)
             pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
             if number == signal.SIGINT:
                 os.killpg(parent.pid, number)
             else:
                 os.kill(parent.pid, number)
             _, errors = parent.communicate(timeout=10)
-            _wait_for(lambda: not any(_is_running(pid) for pid in pids), 2)
+            wait_until(lambda: not any(_is_running(pid) for pid in pids), timeout_s=2)
             if number == signal.SIGINT:
                 assert errors.count("Traceback") == 1
                 assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -185,7 +186,7 @@ def _pid(_: int) -> int:
 def _meet(task: tuple[str, str, str]) -> int:
     folder, mine, other = task
     (Path(folder) / mine).write_bytes(b"")
-    _wait_for((Path(folder) / other).exists)
+    wait_until((Path(folder) / other).exists)
     return os.getpid()
 
 
@@ -253,10 +254,3 @@ def _is_running(pid: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)

@@ -29,6 +29,7 @@ from dalipipe.storage.local import LocalStore
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
 from dalipipe.telemetry import Recorder
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -43,13 +44,6 @@ def state(step: int) -> dict[str, Any]:
 def publisher(store: Any, recorder: Recorder | None = None, **changes: Any) -> StatePublisher:
     arguments: dict[str, Any] = {"every_s": 0.0, "first_number": 0, "recorder": recorder or Recorder()}
     return StatePublisher(store, **(arguments | changes))
-
-
-def wait_for(condition: Any, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
 
 
 def step_at(store: LocalStore) -> int:
@@ -67,7 +61,7 @@ def test_the_newest_state_is_found_and_two_objects_take_turns(store: LocalStore)
     mine = publisher(store, recorder)
     for step in range(5):
         mine.offer(state(step))
-        wait_for(lambda step=step: step_at(store) == step)
+        wait_until(lambda step=step: step_at(store) == step)
     mine.close()
     mine.close()
     assert sorted(info.key for info in store.list()) == list(STATE_NAMES)
@@ -84,7 +78,7 @@ def test_states_are_published_when_due_and_the_last_one_at_the_end(store: LocalS
         now_s[0] = step
         mine.offer(state(step))
         if step in (10, 20):
-            wait_for(lambda step=step: step_at(store) == step)
+            wait_until(lambda step=step: step_at(store) == step)
     assert step_at(store) == 20
     mine.close()
     assert step_at(store) == 29
@@ -147,7 +141,7 @@ def test_a_failing_store_is_said_once_counted_and_tried_again(tmp_path: Path, ca
     mine = publisher(store, recorder)
     for step in range(3):
         mine.offer(state(step))
-        wait_for(lambda step=step: recorder.snapshot().get("state_failures", 0) == step + 1)
+        wait_until(lambda step=step: recorder.snapshot().get("state_failures", 0) == step + 1)
     warnings = [record for record in caplog.records if "no such bucket" in record.getMessage()]
     assert len(warnings) == 1
     assert "state.url" in warnings[0].getMessage()
@@ -171,7 +165,7 @@ def test_a_hung_store_stalls_neither_offer_nor_close(tmp_path: Path, caplog: pyt
     assert time.perf_counter() - begin < 10
     assert "did not reach" in caplog.text
     store.gate.set()
-    wait_for(lambda: not any(thread.name == "dalipipe-state" for thread in threading.enumerate()))
+    wait_until(lambda: not any(thread.name == "dalipipe-state" for thread in threading.enumerate()))
 
 
 _WRITER = """
@@ -194,7 +188,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_state_that_never_goes_back
     for _ in range(3):
         writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path), str(reached + 1)])
         try:
-            wait_for(lambda seen=number: (found := read_published(store)) is not None and found.number > seen + 3)
+            wait_until(lambda seen=number: (found := read_published(store)) is not None and found.number > seen + 3)
         finally:
             os.kill(writer.pid, signal.SIGKILL)
             writer.wait(10)

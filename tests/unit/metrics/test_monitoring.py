@@ -27,6 +27,7 @@ from dalipipe.metrics.exporter import new_registry, parse_exposition
 from dalipipe.metrics.live import addresses, scrape, watch_for
 from dalipipe.metrics.snapshot import RankSnapshot, take_snapshot
 from dalipipe.telemetry import Recorder, StepBook
+from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parents[3]
 _RULES = _ROOT / "deploy/prometheus/dalipipe.rules.yaml"
@@ -284,8 +285,8 @@ def test_a_declared_bandwidth_is_what_use_is_measured_against(packed: Path, tmp_
     path = tmp_path / "dalipipe.prom"
     with training(packed, tmp_path, f"metrics.textfile='{path}'", "storage.bandwidth=100MB") as train:
         train(3)
-        time.sleep(1.2)  # a sample a second
-    assert parse_exposition(path.read_text()).gauges["lake_bandwidth"] == 100e6
+        # Taken once a second, not at each step.
+        wait_until(lambda: path.exists() and parse_exposition(path.read_text()).gauges.get("lake_bandwidth") == 100e6)
 
 
 def test_a_port_in_use_is_named(packed: Path, tmp_path: Path) -> None:

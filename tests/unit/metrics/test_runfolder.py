@@ -28,6 +28,7 @@ from dalipipe.metrics.evidence import open_run, quantile
 from dalipipe.metrics.host import ThreadCpu, python_threads, resident_share
 from dalipipe.metrics.runfolder import RunWriter, read_json_lines, read_ledger, read_snapshots
 from dalipipe.telemetry import StepRow
+from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parents[3]
 
@@ -95,13 +96,13 @@ def test_a_killed_job_leaves_a_folder_that_doctor_reads(packed: Path, tmp_path: 
     command = [sys.executable, "-m", "tests.unit.metrics.watched_job", str(packed), str(tmp_path / "c"), str(run_dir)]
     job = subprocess.Popen(command, cwd=_ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     try:
-        deadline = time.monotonic() + 90
         ledger = run_dir / "ledger/rank-00000"
-        while time.monotonic() < deadline and job.poll() is None:
-            if any(ledger.glob("*.parquet")) and len(read_ledger(run_dir)[0]["number"]) > 40:
-                break
-            time.sleep(0.1)
-        assert job.poll() is None
+        wait_until(
+            lambda: any(ledger.glob("*.parquet")) and len(read_ledger(run_dir)[0]["number"]) > 40,
+            "a ledger of more than 40 steps",
+            timeout_s=90,
+            process=job,
+        )
     finally:
         job.send_signal(signal.SIGKILL)
         job.wait(10)
