@@ -293,7 +293,7 @@ def bad(files: list[Path], args: argparse.Namespace) -> dict[str, dict[str, floa
     for file in files:  # made before the clock runs
         for kind in ("png_named_jpg", "webp_named_jpg", "noise_in_progressive"):
             damage.kinds[kind](np.frombuffer(file.read_bytes(), np.uint8))
-    spoils = {"none": None, "in_turn": damage.in_turn}
+    spoils: dict[str, Callable[[Bytes], Bytes] | None] = {"none": None, "in_turn": damage.in_turn}
     spoils |= {
         kind: damage.kinds[kind] for kind in ("cut_short", "broken_header", "noise_in_progressive", "damaged_png")
     }
