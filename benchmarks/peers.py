@@ -181,8 +181,9 @@ def dataloader_batches(options: dict[str, Any]) -> Iterator[Any]:
     from torch.utils.data import DataLoader
 
     files = sorted(Path(options["scratch"], "lake").rglob("*.jpg"))
-    loader = DataLoader(
-        _Transformed(files, options["task"]), batch_size=options["batch_size"], shuffle=options["task"] == "T1",
+    data: Any = _Transformed(files, options["task"])
+    loader: DataLoader[Any] = DataLoader(
+        data, batch_size=options["batch_size"], shuffle=options["task"] == "T1",
         num_workers=options["threads"], prefetch_factor=2, persistent_workers=True, drop_last=True,
     )  # fmt: skip
     for batch in itertools.chain.from_iterable(iter(lambda: loader, None)):
