@@ -5,9 +5,9 @@
 T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. Raw DALI is `readers.file` with
 `DALIGenericIterator`, its decode fused with the random crop (T1) and its resize fused with the centre crop (T2). Both
 run in this process in turn, round by round, so that whatever else the machine does hits both; a ratio is the median
-over rounds. CPU is user + system time of the whole process. The last two lines compare `graph.jpeg_scale=auto` with
-`off` on enlarged files. Without a FOLDER of JPEGs, 500 x 375 crops of the
-photographs that scikit-image ships.
+over rounds. CPU is user + system time of the whole process. Two lines compare our two resize kernels, the last two
+`graph.jpeg_scale=auto` with `off` on enlarged files. Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that
+scikit-image ships.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from PIL import Image
 
 from dalipipe.demo.lake import shipped_photos
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
+from dalipipe.graphs.native import load_native
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Sample, Step
 from dalipipe.shards.imageheader import parse_image_header
@@ -72,10 +73,10 @@ def _no_substitutes(_row: int) -> Iterator[Sample]:
 class Ours:
     """The source of this package, fed from memory."""
 
-    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int, jpeg_scale: str = "off") -> None:
+    def __init__(self, task: str, files: list[Path], batch_size: int, threads: int, **keys: Any) -> None:
         self._source = open_source(
             MemorySteps(files, batch_size),
-            graph=GraphConfig(name=_TASKS[task], num_threads=threads, jpeg_scale=jpeg_scale),
+            graph=GraphConfig(name=_TASKS[task], num_threads=threads, **keys),
             quarantine=QuarantineConfig(),
             fields=["image", "label"],
             seed=0,
@@ -175,17 +176,19 @@ def enlarge(files: list[Path], target: Path, num: int) -> list[Path]:
     return jpegs_in(target)
 
 
-def scaled(task: str, files: list[Path], args: argparse.Namespace) -> dict[str, float]:
-    """`jpeg_scale=auto` against `off`, both ours."""
-    size = min(args.batch_size, 16)
-    peers = {scale: Ours(task, files, size, args.threads, scale) for scale in ("auto", "off")}
-    rounds = [{scale: measure(peer, args.batches, size) for scale, peer in peers.items()} for _ in range(args.rounds)]
+def settings(
+    task: str, files: list[Path], args: argparse.Namespace, *, key: str, values: tuple[str, str], size: int
+) -> dict[str, float]:
+    """Ours with the first value of `graph.KEY` against the second, in batches of `size`."""
+    one, other = values
+    peers = {value: Ours(task, files, size, args.threads, **{key: value}) for value in (one, other)}
+    rounds = [{value: measure(peer, args.batches, size) for value, peer in peers.items()} for _ in range(args.rounds)]
     for peer in peers.values():
         peer.close()
     return {
-        "speedup": round(statistics.median(r["auto"][0] / r["off"][0] for r in rounds), 3),
-        "off_cpu_ms": round(statistics.median(r["off"][1] for r in rounds), 3),
-        "cpu_saving": round(statistics.median(r["off"][1] / r["auto"][1] for r in rounds), 3),
+        "speedup": round(statistics.median(r[one][0] / r[other][0] for r in rounds), 3),
+        f"{other}_cpu_ms": round(statistics.median(r[other][1] for r in rounds), 3),
+        "cpu_saving": round(statistics.median(r[other][1] / r[one][1] for r in rounds), 3),
     }
 
 
@@ -232,8 +235,17 @@ def main() -> None:
         if not files:
             parser.error(f"no JPEG under {args.folder}")
         results = {task: compare(task, files, args) for task in _TASKS}
+        if load_native() is not None:
+            for task in _TASKS:
+                figures = settings(
+                    task, files, args, key="resize_kernel", values=("native", "torch"), size=args.batch_size
+                )
+                results[f"{task} native against torch kernel"] = figures
         large = enlarge(files, Path(scratch, "large"), 16 if args.quick else 64)
-        results |= {f"{task} of large sources, jpeg_scale": scaled(task, large, args) for task in _TASKS}
+        for task in _TASKS:
+            size = min(args.batch_size, 16)
+            figures = settings(task, large, args, key="jpeg_scale", values=("auto", "off"), size=size)
+            results[f"{task} of large sources, jpeg_scale"] = figures
     if args.json:
         print(json.dumps({"files": len(files), "threads": args.threads, **results}))
         return
