@@ -80,7 +80,9 @@ def predict(job: Job, *, num_steps: int = 0, seed: int = 0) -> Outcome:
     """
     total = job.orders()(0).num_steps
     asked_for = total * job.num_gpus * _blocks_a_step(job)
-    if job.policy not in EVICTING and not num_steps and job.num_gpus <= _MOST_RANKS and 2 * asked_for <= _WHOLE_FETCHES:
+    # Two epochs fill a cache that keeps what came; one that evicts, and epochs that are parts of a stream, take longer.
+    fills = job.policy not in EVICTING and job.epoch_samples is None
+    if fills and not num_steps and job.num_gpus <= _MOST_RANKS and 2 * asked_for <= _WHOLE_FETCHES:
         return _whole_epochs(job, seed)
     return _places(job, num_steps, seed)
 
@@ -250,7 +252,7 @@ def _volume(
     is_whole = len(steps) == total
     near = sum(step.near_blocks for step in steps)
     asked_for = near + sum(step.lake_blocks for step in steps)
-    near_share = near / max(asked_for, 1)
+    near_share = near / asked_for if asked_for else 1.0  # the prefetcher had them still
     if profile is not None:
         near_share = 0.0 if starts else profile.mean
     blocks = total * job.global_batch_size / job.shape.block_samples

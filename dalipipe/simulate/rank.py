@@ -40,7 +40,8 @@ class SimulatedRank:
 
     Args:
         threads: blocks that are fetched at once.
-        ahead: batches that are decoded, or in decode, before the trainer asks for them.
+        feeds: steps that the decoder has taken in, beyond the one that it gives out (DALI's queue).
+        ahead: batches that are decoded before the trainer asks for them.
         decode_s: seconds that one of them takes, one after the other.
         cold_steps: so many steps may read their samples alone at the start; None: until the first blocks are used up.
         decoded: called when a batch is ready for the trainer.
@@ -56,6 +57,7 @@ class SimulatedRank:
         source: Source,
         block_bytes: Callable[[int], int],
         threads: int,
+        feeds: int,
         ahead: int,
         decode_s: float,
         cold_steps: int | None,
@@ -68,6 +70,7 @@ class SimulatedRank:
         self._source = source
         self._block_bytes = block_bytes
         self._idle_threads = threads
+        self._feeds = feeds
         self._ahead = ahead
         self._decode_s = decode_s
         self._cold_steps = cold_steps
@@ -195,19 +198,22 @@ class SimulatedRank:
         now_s = self._events.now_s
         self._controller.delivered(now_s - self._asking_since_s, now_s - self._asked_s)
         self._asking_since_s, self._asked_s = None, now_s
-        plan = self._plans.pop(self._num_taken)
-        number = self._num_taken
         self._num_taken += 1
+        number = self._num_taken - 1 - self._feeds
+        if number < 0:
+            self._ask()
+            return True
         self._decodes = True
-        self._events.at(now_s + self._decode_s, lambda: self._is_decoded(number, plan))
+        self._events.at(now_s + self._decode_s, lambda: self._is_decoded(number))
         return True
 
-    def _is_decoded(self, number: int, plan: StepPlan) -> None:
+    def _is_decoded(self, number: int) -> None:
         self._decodes = False
-        for block in plan.blocks:
+        blocks = self._plans.pop(number).blocks
+        for block in blocks:
             if self._needs.get(block) == number:
                 del self._needs[block]
-        self._schedule.leave(list(plan.blocks))
+        self._schedule.leave(list(blocks))
         self.num_ready += 1
         self._decoded()
         self._ask()

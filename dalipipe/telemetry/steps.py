@@ -66,7 +66,7 @@ class StepBook:
         self._totals: dict[str, float] = {}
         self._wall_s = 0.0
         self._number = 0
-        self._asked = (0.0, 0.0)
+        self._asked = (0.0, 0.0, 0.0)
         self.on_boundary: Callable[[], Mapping[str, float] | None] | None = None
         """Called between two steps; what it returns are shares by which unmarked time of the step is split."""
 
@@ -74,15 +74,15 @@ class StepBook:
         """The trainer asks for a batch: the step before ends. Returns the time. `got` or `gave_up` must follow."""
         asked_s = enter_loader()
         self._close(asked_s)
-        self._asked = (asked_s, time.time())
+        # Counted from here, so that what comes while the trainer waits for the batch is in the batch's own row.
+        self._asked = (asked_s, time.time(), self._lake_bytes())
         return asked_s
 
     def got(self, *, epoch: int, step: int, samples: int, waits: Mapping[str, float]) -> None:
         """The batch is handed out; `waits` charge the time since `ask`, what they leave is the hand-over."""
         phases = phase_seconds()
-        lake_bytes = self._lake_bytes()
         got_s = leave_loader()
-        asked_s, began_at = self._asked
+        asked_s, began_at, lake_bytes = self._asked
         charged = {cause: seconds for cause, seconds in waits.items() if seconds > 0}
         rest_s = got_s - asked_s - sum(charged.values())
         charged["handover"] = charged.get("handover", 0.0) + max(0.0, rest_s)

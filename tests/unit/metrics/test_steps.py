@@ -95,6 +95,18 @@ def test_marks_that_would_count_twice_are_refused(name: str) -> None:
         dp.step(name)
 
 
+def test_bytes_that_come_while_a_batch_is_waited_for_are_in_its_row() -> None:
+    read = {"bytes": 0}
+    book = StepBook(lambda: read["bytes"])
+    for step in range(3):
+        book.ask()
+        read["bytes"] += 100  # meanwhile
+        book.got(epoch=0, step=step, samples=1, waits={})
+        read["bytes"] += 10
+    book.leave()
+    assert [row.lake_bytes for row in book.after(0)] == [110, 110, 110]
+
+
 def test_histograms_and_gauges_sum_over_threads() -> None:
     recorder = Recorder()
     threads = [threading.Thread(target=recorder.observe, args=("read_s", 0.003)) for _ in range(4)]

@@ -132,7 +132,7 @@ def test_more_of_the_lake_never_lowers_utilisation() -> None:
     for epoch in ("first", "later"):
         au = [getattr(outcome, epoch).au for outcome in found]
         assert au == sorted(au)
-        assert 0.25 < au[0] < 0.5 < au[2] < au[-1]
+        assert 0.25 < au[0] < 0.5 < 0.99 < au[-1]
 
 
 def test_a_lake_that_gives_half_feeds_half() -> None:
