@@ -290,7 +290,7 @@ def memory_growth(peer: Loaded, epochs: int) -> dict[str, float]:
 def bad(files: list[Path], args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Rates with one sample in a hundred bad, against none."""
     damage = Damage()
-    for file in files:  # made before the clock runs
+    for file in [] if args.quick else files:  # made before the clock runs
         for kind in ("png_named_jpg", "webp_named_jpg", "noise_in_progressive"):
             damage.kinds[kind](np.frombuffer(file.read_bytes(), np.uint8))
     spoils: dict[str, Callable[[Bytes], Bytes] | None] = {"none": None, "in_turn": damage.in_turn}
@@ -311,7 +311,7 @@ def run(files: list[Path], scratch: Path, args: argparse.Namespace) -> dict[str,
     result: dict[str, Any] = {"files": len(files), "threads": args.threads, "batch_size": args.batch_size}
     parts = args.only
     if "found" in parts:
-        result["found"] = found(files)
+        result["found"] = found(files[:6] if args.quick else files)
     if "precheck_us" in parts:
         result["precheck_us"] = round(precheck_us(files), 2)
     if "bad" in parts:
