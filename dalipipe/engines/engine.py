@@ -21,6 +21,9 @@ class TaskDone:
 class Engine(Protocol):
     """Runs a pure, idempotent, picklable module-level function over many tasks."""
 
+    def prepare(self, num_tasks: int) -> None:
+        """Starts what a `run` of about so many tasks will need, while the caller still makes them up. A hint."""
+
     def run(self, function: Callable[[T], R], tasks: Sequence[T], *, names: Sequence[str]) -> Iterator[TaskDone]:
         """Runs all tasks and yields each result as it is done, in any order.
 

@@ -38,6 +38,17 @@ class LocalEngine:
         self._idle: _Crew | None = None
         self._lock = threading.Lock()
 
+    def prepare(self, num_tasks: int) -> None:
+        """Starts the worker processes that so many tasks will need; see `Engine.prepare`."""
+        if self._workers <= 1 or num_tasks <= 1 or self._closed:
+            return
+        crew = self._take_crew()
+        try:
+            crew.hire(min(self._workers, num_tasks))
+        finally:
+            if not self._keep(crew):
+                self._dismiss(crew)
+
     def run(self, function: Callable[[T], R], tasks: Sequence[T], *, names: Sequence[str]) -> Iterator[TaskDone]:
         """Runs all tasks; see `Engine.run`.
 
@@ -80,10 +91,13 @@ class LocalEngine:
             is_done = True
         finally:
             if not (is_done and self._keep(crew)):
-                crew.dismiss()
-                with self._lock:
-                    self._crews.remove(crew)
-                crew.release()
+                self._dismiss(crew)
+
+    def _dismiss(self, crew: _Crew) -> None:
+        crew.dismiss()
+        with self._lock:
+            self._crews.remove(crew)
+        crew.release()
 
     def _take_crew(self) -> _Crew:
         """The one that waits, or a new one: runs at the same time have workers of their own."""

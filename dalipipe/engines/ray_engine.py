@@ -56,6 +56,9 @@ class RayEngine:
         self._workers = min(workers, cpus) if workers else cpus
         self._remote: Any = ray.remote(num_cpus=1, max_retries=config.retries, retry_exceptions=False)(run_task)
 
+    def prepare(self, num_tasks: int) -> None:
+        """The cluster has its workers already."""
+
     def run(self, function: Callable[[T], R], tasks: Sequence[T], *, names: Sequence[str]) -> Iterator[TaskDone]:
         """Runs all tasks; see `Engine.run`.
 

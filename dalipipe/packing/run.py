@@ -88,6 +88,7 @@ def pack(
             stage=stage,
         )
         with _running(engine, config) as runner:
+            runner.prepare(_about_tasks(listing, config))
             packing.prepare(runner)
             packing.write_shards(runner)
             files, names, quarantined = packing.assemble(runner)
@@ -309,6 +310,12 @@ class _Packing:
             f"({self._plan.num_bytes} bytes) at {self._target}; free space there or choose another target, then run "
             "the same command again: finished shards are kept"
         )
+
+
+def _about_tasks(listing: Listing, config: PackConfig) -> int:
+    """About how many tasks come first: inputs to open, or shards to write."""
+    num_bytes = sum(sample.num_bytes for sample in listing.samples)
+    return len(listing.inputs) or 1 + num_bytes // parse_bytes(config.shard_bytes, "pack.shard_bytes")
 
 
 @contextmanager

@@ -63,6 +63,11 @@ class EngineContract:
         for _ in range(3):
             assert len(list(engine.run(square, [1, 2, 3], names=["a", "b", "c"]))) == 3
 
+    def test_it_runs_after_it_was_told_to_expect_tasks(self, engine: Engine) -> None:
+        for expected in (0, 1, 2, 50):
+            engine.prepare(expected)
+        assert sorted(one.index for one in engine.run(square, [1, 2, 3], names=["a", "b", "c"])) == [0, 1, 2]
+
     def test_tasks_and_results_may_be_large(self, engine: Engine) -> None:
         data = [bytes([number]) * (3 << 20) for number in range(4)]
         done = list(engine.run(echo, data, names=["0", "1", "2", "3"]))

@@ -64,6 +64,16 @@ class TestProcesses(EngineContract):
         assert len(runs[2]) == 2
         assert len(runs[2] & runs[1]) == 1
 
+    def test_workers_start_before_their_tasks_are_known(self, engine: LocalEngine, tmp_path: Path) -> None:
+        engine.prepare(1)
+        assert multiprocessing.active_children() == []
+        engine.prepare(7)
+        early = {child.pid for child in multiprocessing.active_children()}
+        assert len(early) == 2
+        folder = str(tmp_path)
+        done = list(engine.run(_meet, [(folder, "a", "b"), (folder, "b", "a")], names=["a", "b"]))
+        assert {one.result for one in done} == early
+
     def test_runs_at_the_same_time_have_workers_of_their_own(self, engine: LocalEngine) -> None:
         first = engine.run(square, list(range(6)), names=list("abcdef"))
         second = engine.run(square, list(range(6)), names=list("ghijkl"))
