@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.images import write_image_tree
+from tests.support.seaweed import S3Server, s3_server
 
 # A loaded machine is no failure: what an example may take is pytest's own timeout.
 settings.register_profile("dalipipe", deadline=None)
@@ -22,6 +24,13 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("lake")
     write_image_tree(root, num_images=NUM_IMAGES, num_classes=NUM_CLASSES)
     return root
+
+
+@pytest.fixture(scope="session")
+def shared_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server for tests with objects of their own; starting one takes seconds."""
+    with s3_server(tmp_path_factory.mktemp("seaweed")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -11,17 +10,16 @@ import pytest
 import dalipipe as dp
 from dalipipe.loader.publish import STATE_NAMES, read_published
 from dalipipe.storage import StorageConfig, open_store
-from tests.support.seaweed import S3Server, s3_server
+from tests.support.seaweed import S3Server
 
-STATE_URL = "s3://bucket/runs/7/state"
+STATE_URL = "s3://states/runs/7/state"
 
 
 @pytest.fixture
-def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server(tmp_path) as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        yield server
+def s3(shared_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name, value in shared_s3.environment().items():
+        monkeypatch.setenv(name, value)
+    return shared_s3
 
 
 def load(packed: Path, cache: Path, s3: S3Server, *overrides: str) -> dp.Loader:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.seaweed import S3Server, s3_server
+from tests.support.seaweed import S3Server
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("seaweed")) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
+def s3(shared_s3: S3Server) -> Iterator[S3Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shared_s3.environment().items():
             patch.setenv(name, value)
-        yield server
+        yield shared_s3
