@@ -77,7 +77,7 @@ def plan_windows(
 
 def _train_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.float32]) -> Windows:
     start, shape = random_resized_crop(sizes, uniforms, scale=graph.scale, ratio=graph.ratio)
-    reduce = _reduction(graph, sizes, shape, np.full_like(sizes, graph.size))
+    reduce = _reduction(graph, sizes, shape, np.full_like(sizes, graph.size), shape)
     # The window moves to whole pixels of the smaller picture, by at most seven of the large one.
     start -= start % reduce[:, None]
     shape -= shape % reduce[:, None]
@@ -91,37 +91,43 @@ def _train_windows(graph: GraphConfig, sizes: Int32, uniforms: npt.NDArray[np.fl
     )
 
 
-def _reduction(graph: GraphConfig, sizes: Int32, shape: Int32, resized: Int32) -> Int32:
+def _reduction(graph: GraphConfig, sizes: Int32, shape: Int32, resized: Int32, decoded: Int32) -> Int32:
     """The largest of 8, 4, 2 that leaves twice the pixels that are needed both ways and pays, else 1: int32 [n].
 
     A scaled decode goes through the whole image, the full one only through the window: it pays where the window is more
     than about 1.2 / factor of the image (from the cost of both at 1600 x 1200, 2026-11).
+
+    Args:
+        shape: int32 [n, 2], of what becomes `resized`, int32 [n, 2]. decoded: int32 [n, 2], of the part of it that a
+            full decode goes through.
     """
     spare = (shape // (2 * resized)).min(axis=1)
     num_pixels = sizes.prod(axis=1, dtype=np.int64)
     spare[num_pixels > _MAX_SCALED_PIXELS] = 1
     factor: Int32 = np.select([spare >= 8, spare >= 4, spare >= 2], [8, 4, 2], 1).astype(np.int32)
-    factor[shape.prod(axis=1, dtype=np.int64) * factor < _SCALED_PAYS * num_pixels] = 1
+    factor[decoded.prod(axis=1, dtype=np.int64) * factor < _SCALED_PAYS * num_pixels] = 1
     return factor if graph.jpeg_scale == "auto" else np.ones_like(factor)
 
 
 def _eval_windows(graph: GraphConfig, sizes: Int32, *, fractions: bool) -> Windows:
     start, whole = middle(sizes)
     resized = shorter_side(whole, graph.resize_shorter)
-    reduce = np.where(start.any(axis=1), 1, _reduction(graph, sizes, whole, resized)).astype(np.int32)
     scale = whole / resized
-    corner = centre_start(resized, graph.size)
-    begin, mirror = corner * scale, np.zeros(len(sizes), np.int32)
+    begin = centre_start(resized, graph.size) * scale
+    one, mirror = np.ones((len(sizes), 1), np.int32), np.zeros(len(sizes), np.int32)
     if fractions:
-        first, shape = _seen(begin, scale, whole, reduce[:, None], graph.size)
-        start, begin = (start + first).astype(np.int32), begin - first
+        _, shape = _seen(begin, scale, whole, one, graph.size)
     else:
         # What lies below and to the right of the last output pixel's filter is never decoded. Above and to the left it
         # must stay: the filter's phase is counted from the window's first pixel.
         # Only where the image shrinks: torch's kernel copies when both sides are equal, whatever the scale, and a part
         # of an image that grows a little can have that side.
-        reach = np.minimum(whole, np.ceil(scale * (corner + graph.size + 0.5) + 0.5))
+        reach = np.minimum(whole, np.ceil(begin + scale * (graph.size + 0.5) + 0.5))
         shape = np.where(scale.min(axis=1, keepdims=True) >= 1, reach, whole).astype(np.int32)
+    reduce = np.where(start.any(axis=1), 1, _reduction(graph, sizes, whole, resized, shape)).astype(np.int32)
+    if fractions:
+        first, shape = _seen(begin, scale, whole, reduce[:, None], graph.size)
+        start, begin = (start + first).astype(np.int32), begin - first
     return Windows(start=start, shape=shape, begin=begin, scale=scale, mirror=mirror, reduce=reduce)
 
 

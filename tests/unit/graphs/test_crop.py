@@ -116,7 +116,7 @@ def test_what_evaluation_sees_is_inside_and_no_more(
     sizes = np.array([size], np.int32)
     whole, exact = plan_windows(graph, sizes, _draws(1)), plan_windows(graph, sizes, _draws(1), fractions=True)
     assert np.array_equal(whole.scale, exact.scale)
-    assert np.array_equal(whole.reduce, exact.reduce)
+    assert (exact.reduce <= whole.reduce).all()
     shown, shown_too = whole.region(graph.size, np.arange(1)), exact.region(graph.size, np.arange(1))
     assert np.allclose(shown, shown_too, rtol=1e-6)
     factor = exact.reduce[:, None]
