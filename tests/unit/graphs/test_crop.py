@@ -127,9 +127,9 @@ def test_what_evaluation_sees_is_inside_and_no_more(
     assert (exact.start % factor == 0).all()
     assert (exact.start + exact.shape <= sizes).all()
     first, aspect_limit = middle(sizes)
-    assert ((low >= 0) | (exact.start == first)).all()
-    assert ((high <= exact.shape) | (exact.start + exact.shape == first + aspect_limit)).all()
-    assert (exact.shape <= high - low + 2 * factor).all()
+    assert ((low >= -1e-9) | (exact.start == first)).all()
+    assert ((high <= exact.shape + 1e-9) | (exact.start + exact.shape == first + aspect_limit)).all()
+    assert (exact.shape <= high - low + 2 * factor + 1e-9).all()
     assert (exact.begin >= 0).all()
     assert (exact.begin + graph.size * exact.scale <= exact.shape + 1e-9).all()
 
