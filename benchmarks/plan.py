@@ -5,7 +5,7 @@
 A data set of JPEGs (about 110 kB each) behind a web server of this machine of known latency and rate. For each lake
 `dalipipe bench` trains two epochs on it with an emulated step, from an empty cache that holds all; then `dalipipe plan`
 predicts the same job twice: from the figures of the lake and the step alone, and from what the run itself wrote down
-(`plan.from`). Printed is AU, step time over wall time without the first batch, and predicted less observed in points.
+(`plan.from`). Printed: AU (step time over wall time, without 4 steps of start), and predicted less observed in points.
 The floor is a plan that knows nothing: AU 100 %.
 
 Server, decoder and whatever else runs on the machine share its cores, which no plan knows.
@@ -59,6 +59,7 @@ def one_lake(folder: Path, work: Path, *, step_s: float, share: float, latency_s
             f"loader.batch_size={BATCH_SIZE}",
             f"bench.step_s={step_s}",
             "bench.epochs=2",
+            "bench.warmup_steps=4",
             "graph.size=64",
             "device=cpu",
         )["au"]

