@@ -317,21 +317,18 @@ class LocalSource:
                 self._lane = self._separate(self._lane, intake, error)
         with self._recorder.span(Stage.DECODE):
             decoded = self._lane.run()
-        if all(image is not None for image in decoded["image"]):
-            return decoded
-        with self._recorder.span(Stage.SALVAGE):
-            return self._salvage.mend(intake, decoded, self._lane)
+        if any(image is None for image in decoded["image"]):
+            with self._recorder.span(Stage.SALVAGE):
+                return self._salvage.mend(intake, decoded, self._lane)
+        return decoded
 
     def _separate(self, lane: Lane, intake: Intake, error: RuntimeError) -> SampleLane:
         """From the first batch on that DALI refuses each image is decoded on its own: as fast, the same bits, and the
         next bad one costs no batch."""
         lane.close()
         _log.info("DALI refused a batch, each image is decoded on its own from here on: %s", first_line(error))
-        separate = SampleLane(
-            windowed="start" in input_names(self._graph, "cpu"),
-            num_threads=self._num_threads,
-            queue_depth=self._lane_depth,
-        )
+        windowed = "start" in input_names(self._graph, "cpu")
+        separate = SampleLane(windowed=windowed, num_threads=self._num_threads, queue_depth=self._lane_depth)
         for waiting in (intake, *self._fifo):
             if waiting.is_fed:
                 separate.push(waiting.graph_inputs(self._graph.size, self._salvage.fed(waiting)))
