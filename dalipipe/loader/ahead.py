@@ -23,6 +23,8 @@ from dalipipe.telemetry import Causes, Recorder
 if TYPE_CHECKING:
     import torch
 
+# The prefetcher's own deadline is as long, and its error names the files that are waited for.
+_SAYS_WHY_S = 0.5
 _POLL_S = 0.1
 _JOIN_S = 1.9
 _LEAST_JOIN_S = 0.1
@@ -88,7 +90,7 @@ class BatchesAhead:
         if self._lent is not None:
             self._lent.settle()
         asked_at = time.perf_counter()
-        ready = self._take(asked_at + self._timeout_s)
+        ready = self._take(asked_at + self._timeout_s + _SAYS_WHY_S)
         if ready.error is not None:
             self._failure = ready.error
             raise ready.error

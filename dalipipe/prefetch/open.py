@@ -60,6 +60,7 @@ def open_prefetcher(
         raise ConfigError(f"data.fields names {unknown}, which this data set lacks; it has {', '.join(known)}")
     if config.whole_epoch and keeps is None:
         raise ConfigError("prefetch.whole_epoch=true brings blocks to a cache that keeps them; there is none")
+    place = "" if store is None else f"{store.url}/"
     return WindowPrefetcher(
         StepPlanner(orders, start, slots, manifest.block_of),
         Assembler(manifest, cache, fields, recorder),
@@ -67,6 +68,7 @@ def open_prefetcher(
         _open_schedule(config, manifest),
         config=config,
         block_bytes=manifest.block_bytes,
+        where=lambda block: ", ".join(f"{place}{shard}" for shard in manifest.shards_of(block)),
         recorder=recorder,
         aside=None if store is None or cold_steps == 0 else SampleRanges(manifest, store, fields, recorder),
         cold_steps=cold_steps,

@@ -238,6 +238,10 @@ class Schedule:
         if not pending.lacks:
             self._buildable.append(pending)
 
+    def has_loose(self, block: int) -> bool:
+        """Whether samples of a block were read alone and are not yet compared with it."""
+        return block in self._loose
+
     def take_loose(self, block: int) -> list[LooseSamples]:
         """The samples of a block that were read alone and not yet compared with it."""
         return self._loose.pop(block, [])

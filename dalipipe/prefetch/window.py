@@ -48,6 +48,7 @@ class WindowPrefetcher:
         *,
         config: PrefetchConfig,
         block_bytes: Callable[[int], int],
+        where: Callable[[int], str] = str,
         recorder: Recorder,
         aside: SampleRanges | None = None,
         cold_steps: int | None = None,
@@ -61,6 +62,7 @@ class WindowPrefetcher:
         self._controller = DepthController(config.depth)
         self._timeout_s = config.timeout_s
         self._block_bytes = block_bytes
+        self._where = where  # the files that a block lies in, for messages
         self._aside = aside
         self._cold_steps = cold_steps
         self._warmer = warmer
@@ -151,9 +153,11 @@ class WindowPrefetcher:
         hung = [thread.name for thread in threads if thread.is_alive()]
         if hung:
             _log.warning(
-                "%s did not come back from the store (blocks %s) and were left behind; lower storage.request_timeout_s",
+                "%s did not come back from the store (blocks %s%s) and were left behind; lower "
+                "storage.request_timeout_s, or look at the mount",
                 ", ".join(hung),
                 sorted(self._schedule.under_way)[:8],
+                self._files(sorted(self._schedule.under_way)),
             )
 
     def _raise_failures(self) -> None:
@@ -187,11 +191,16 @@ class WindowPrefetcher:
             return f"{begun}: no step is planned yet"
         if not head.lacks:
             return f"{begun}: {head.name} has all its blocks and waits to be cut into samples"
+        under_way = sorted(head.lacks & self._schedule.under_way.keys())
         return (
             f"{begun}: {head.name} lacks {len(head.lacks)} blocks {sorted(head.lacks)[:8]}, of which "
-            f"{sorted(head.lacks & self._schedule.under_way.keys())[:8]} are under way; check the store, or raise "
-            "prefetch.timeout_s"
+            f"{under_way[:8]} are under way{self._files(under_way)}; check the store (a mount that hangs lets no read "
+            "of such a file come back: try one by hand, mount it again), or raise prefetch.timeout_s"
         )
+
+    def _files(self, blocks: list[int]) -> str:
+        files = list(dict.fromkeys(self._where(block) for block in blocks))
+        return f" from {', '.join(files[:3])}{' …' if files[3:] else ''}" if files else ""
 
     def _run(self) -> None:
         try:
@@ -251,16 +260,22 @@ class WindowPrefetcher:
             began_s = self._clock()
             view = self._cache.get(block)
             fetched_s = self._clock() - began_s
-            self._check_loose(block, view)
+            # Until none came meanwhile: what came after the last look and before the arrival would never be compared.
+            while not self._arrive(block, view, fetched_s):
+                self._check_loose(block, view)
         except Exception as error:  # noqa: BLE001 - raised by `next` for the step that needs the block
             with self._lock:
                 self._schedule.failed(block, error)
                 self._ready.notify_all()
-            return
+
+    def _arrive(self, block: int, view: BlockView, fetched_s: float) -> bool:
+        """Puts a fetched block into the schedule; False, and nothing done, while samples of it are unchecked."""
         with self._lock:
             if self._closed:
                 view.release()
-                return
+                return True
+            if self._schedule.has_loose(block):
+                return False
             if view.tier == "lake":
                 self._controller.fetched(fetched_s)
                 self._recorder.observe("lake_block_s", fetched_s)
@@ -270,6 +285,7 @@ class WindowPrefetcher:
             self._schedule.arrived(block, view)
             self._changed()
             self._ready.notify_all()  # what the next step lacks may be another thing now
+            return True
 
     def _check_loose(self, block: int, view: BlockView) -> None:
         """What was read alone before its block came is compared with it."""

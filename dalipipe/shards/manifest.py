@@ -235,6 +235,12 @@ class Manifest:
         """The sample ids [first, stop) of a block. Raises IndexError when there is none of that number."""
         return self._grid.samples(block)
 
+    def shards_of(self, block: int) -> list[str]:
+        """The names of the shards that a block lies in, in order; reads no index."""
+        first, stop = self.block_samples_range(block)
+        numbers = range(self._shard_of(first), self._shard_of(stop - 1) + 1)
+        return [self._shards.names[number].as_py() for number in numbers]
+
     def extents(self, block: int) -> tuple[Extent, ...]:
         """The extents that a block joins, in order: one, or one per shard that it crosses."""
         first, stop = self.block_samples_range(block)
@@ -339,7 +345,7 @@ def _read_tables(read: Read) -> tuple[Header, ShardTable]:
     except FileNotFoundError as error:
         raise ManifestError(
             f"no {HEADER_NAME}: {error}. A folder without a manifest is not a data set; check the URL, "
-            "or make the data set with `dalipipe pack`"
+            "or make the data set with `dalipipe pack` or `dalipipe index`"
         ) from error
     try:
         shards = decode_shards(read(SHARDS_NAME), header.shards_checksum)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import dalipipe as dp
-from dalipipe.errors import AccessDeniedError, IntegrityError, StorageError
+from dalipipe.errors import AccessDeniedError, IntegrityError, PipelineTimeoutError, StorageError
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
 from dalipipe.shards.manifest import Manifest
@@ -200,9 +200,16 @@ def test_a_shard_that_stays_damaged_ends_the_run_by_name(
 def test_a_single_sample_that_was_damaged_is_found_out_when_its_block_comes(
     bucket: str, proxy: FaultProxy, blocks: Ranges, tmp_path: Path
 ) -> None:
+    flipped = threading.Event()
+
     def rule(request: Request) -> Fault | None:
         where = read_of_tar(request)
-        return Fault(flip=True) if where is not None and where not in blocks else None
+        if where is None:
+            return None
+        if where in blocks:  # not before samples were read alone, or nobody would read them alone
+            return None if flipped.is_set() else Fault(delay_s=2)
+        flipped.set()
+        return Fault(flip=True)
 
     proxy.rule = rule
     with load(bucket, tmp_path, f"storage.endpoint_url={proxy.url}") as loader:
@@ -237,6 +244,36 @@ def test_an_expired_session_says_how_to_renew_it(
     with load(bucket, tmp_path, f"storage.endpoint_url={proxy.url}") as loader:
         with pytest.raises(AccessDeniedError, match=r"ExpiredToken.*storage\.credential_process"):
             epoch_of(loader)
+
+
+def test_a_mount_that_hangs_is_named_by_file_and_does_not_hold_up_close(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a dead NFS or FUSE server does it: reads of the shards never come back. A real one: tests of mounts."""
+    gate = threading.Event()
+
+    def hanging(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, *rest: Any) -> Any:
+            if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".tar":
+                gate.wait(60)
+            return read(descriptor, *rest)
+
+        return call
+
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, hanging(getattr(os, name)))
+    try:
+        loader = load(str(packed), tmp_path, "prefetch.timeout_s=0.5")
+        with pytest.raises(
+            PipelineTimeoutError, match=rf"from {packed}/\S+\.tar.*mount that hangs.*prefetch.timeout_s"
+        ):
+            next(iter(loader))
+        began_s = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began_s < 2
+    finally:
+        gate.set()
+    assert re.search(rf"{packed}/\S+\.tar.*left behind", caplog.text)
 
 
 def test_a_set_on_an_sftp_server_is_packed_and_trained_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import dalipipe as dp
+from dalipipe.errors import PipelineTimeoutError
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
 from dalipipe.storage.store import StorageConfig
@@ -99,6 +101,32 @@ def test_the_second_node_reads_the_pool_alone(
     assert pool_bytes[1] > 0
 
 
+def test_a_mount_whose_server_stops_is_named_by_file_and_does_not_hold_up_close(
+    packed: Path, storage: StorageConfig, mount: Path, tmp_path: Path
+) -> None:
+    """The process behind the mount is stopped in the middle of a run, so that reads truly hang in the kernel."""
+    for file in packed.rglob("*"):
+        if file.is_file() and ".pack" not in file.parts:
+            target = mount / "hung" / file.relative_to(packed)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    server = _process_of(f"-dir={mount}")
+    words = [*_words(str(mount / "hung"), storage, tmp_path / "cache"), "prefetch.timeout_s=3", "prefetch.depth=1"]
+    loader = dp.load("train", [*words, "cache.policy=stream", "prefetch.threads=2", "prefetch.cold_steps=0"])
+    try:
+        batches = iter(loader)
+        next(batches)
+        os.kill(server, signal.SIGSTOP)
+        with pytest.raises(PipelineTimeoutError, match=rf"from {mount}/hung/\S+\.tar.*mount that hangs"):
+            for _batch in batches:
+                pass
+        began_s = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began_s < 2
+    finally:
+        os.kill(server, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ceph]:
     with ceph(tmp_path_factory.mktemp("ceph")) as running:
@@ -142,6 +170,18 @@ def _words(url: str, storage: StorageConfig, cache: Path, pool: str = "") -> lis
 def _ids(url: str, storage: StorageConfig, cache: Path) -> list[int]:
     with dp.load("train", _words(url, storage, cache)) as loader:
         return [int(number) for batch in loader for number in batch["id"]]
+
+
+def _process_of(word: str) -> int:
+    """The process that was started with this word."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if word in words:
+            return int(folder.name)
+    raise AssertionError(f"no process was started with {word}")
 
 
 def _filer_of(server: S3Server) -> int:
