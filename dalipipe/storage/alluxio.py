@@ -27,7 +27,8 @@ from dalipipe.storage.url import OBJECT_OPTIONS
 
 R = TypeVar("R")
 
-_OPTIONS = ("load_balance_domain", "ufs", "worker_hosts", "worker_http_port")
+_OPTIONS = ("load_balance_domain", "target_protocol", "ufs", "worker_hosts", "worker_http_port")
+_HTTP_PORT = 28080
 _STATUS = re.compile(r"HTTP error: (\d{3})")
 _CURL = re.compile(r"cURL error: \((\d+), '?([^')]*)")
 _CURL_TIMED_OUT = 28
@@ -48,6 +49,7 @@ class AlluxioFileSystem:
 
     The URL is `alluxio://HOST[:PORT][,HOST…]/FOLDER`; the option `ufs` is the under store that FOLDER lies in, as
     Alluxio has it (`s3://bucket`, `hdfs://name/`). In place of hosts in the URL: `worker_hosts`, `load_balance_domain`.
+    Or as alluxiofs's own users write it: `alluxiofs://BUCKET/FOLDER` with `target_protocol` (`s3`) and `worker_hosts`.
 
     Errors are the builtins: FileNotFoundError, TimeoutError, ConnectionError, else `WorkerError` with a status.
 
@@ -58,11 +60,7 @@ class AlluxioFileSystem:
     async_impl = False
 
     def __init__(self, url: str, config: StorageConfig) -> None:
-        options = _check(url, config.options)
-        self._ufs = str(options.pop("ufs")).rstrip("/")
-        hosts = urlsplit(url).netloc
-        if hosts:
-            options["worker_hosts"] = hosts
+        self._ufs, options = _read_options(url, config.options)
         # One try: retries are `Transport`'s, and the client's print to stdout.
         limit_s = max(1, math.ceil(config.request_timeout_s))
         client = AlluxioClient(
@@ -147,25 +145,35 @@ class AlluxioFileSystem:
         return bytes(_call(lambda: self._client.read_file_range(full, name, start, stop - start)))
 
 
-def _check(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _read_options(url: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The under store, without a trailing slash, and what the client is told."""
     for name in options:
         if name not in _OPTIONS and not name.startswith(OBJECT_OPTIONS):
             near = difflib.get_close_matches(str(name), _OPTIONS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"storage.options.{name} is no option of alluxio; {hint}There are: {', '.join(_OPTIONS)}")
     given = {name: value for name, value in options.items() if name in _OPTIONS and value is not None}
+    netloc = urlsplit(url).netloc
+    if "target_protocol" in given and "ufs" not in given:
+        given["ufs"], netloc = f"{given['target_protocol']}://{netloc}", ""
+    given.pop("target_protocol", None)
     if "://" not in str(given.get("ufs", "")):
         raise ConfigError(
             f"{url} needs the under store that its folder lies in, as Alluxio has it mounted; give "
             "+storage.options.ufs=s3://bucket (or hdfs://name, file:///root, …)"
         )
-    named = [bool(urlsplit(url).netloc), "worker_hosts" in given, "load_balance_domain" in given]
+    named = [bool(netloc), "worker_hosts" in given, "load_balance_domain" in given]
     if sum(named) != 1:
         raise ConfigError(
             f"{url}: name Alluxio's workers once: in the URL (alluxio://host:28080,host:28080/folder), by "
             "+storage.options.worker_hosts, or by +storage.options.load_balance_domain"
         )
-    return given
+    port = given.get("worker_http_port", _HTTP_PORT)
+    hosts = [host.strip() for host in str(given.get("worker_hosts") or netloc).split(",")]
+    if "load_balance_domain" not in given:
+        # The client dies of a host without a port.
+        given["worker_hosts"] = ",".join(host if ":" in host else f"{host}:{port}" for host in hosts)
+    return str(given.pop("ufs")).rstrip("/"), given
 
 
 def _info(path: str, status: Any) -> dict[str, Any]:

@@ -99,6 +99,22 @@ def test_nothing_is_left_in_the_working_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("form", ["workers in the URL", "worker_hosts", "target_protocol"])
+def test_every_way_to_write_it_reads_the_same(worker: AlluxioWorker, store: Store, form: str) -> None:
+    hosts = f"{worker.host}:{worker.port}"
+    location, options = {
+        "workers in the URL": (f"alluxio://{hosts},{worker.host}/root/faults", {"ufs": "s3://under"}),
+        "worker_hosts": ("alluxio:///faults", {"ufs": "s3://under/root", "worker_hosts": hosts}),
+        "target_protocol": ("alluxiofs://under/root/faults", {"target_protocol": "s3", "worker_hosts": hosts}),
+    }[form]
+    other = open_store(location, StorageConfig(retries=0, options=options))
+    # Which of two workers is asked is the client's choice by hash; only one of these listens.
+    if form != "workers in the URL":
+        assert bytes(other.read("x")) == bytes(100)
+    assert other.url == location
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("location", "options", "told"),
     [
