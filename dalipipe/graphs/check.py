@@ -7,6 +7,7 @@ each image on its own with the decoder that DALI uses, on the CPU (at packing, a
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -117,25 +118,24 @@ def _is_sound_scan(segment: memoryview, components: dict[int, int], tables: set[
     return True
 
 
+# The share that a Huffman code of 1 to 16 bits takes of all, in 2**16ths.
+_SHARES = tuple(1 << 16 - bits for bits in range(1, 17))
+
+
 def _take_codes(segment: memoryview, tables: set[int]) -> bool:
     """Notes the Huffman tables of a DHT segment; whether they can be codes and fill it."""
-    place = 0
-    while place < len(segment):
-        kind, counts = segment[place], bytes(segment[place + 1 : place + 17])
-        num_codes = _num_codes(counts)
+    place, stop = 0, len(segment)
+    while place < stop:
+        kind, counts = segment[place], segment[place + 1 : place + 17]
+        num_codes = sum(counts)
         symbols = segment[place + 17 : place + 17 + num_codes]
-        if not 0 < num_codes == len(symbols) or kind & 0xEF > 3 or (kind < 16 and max(symbols) > 15):
+        if not 0 < num_codes == len(symbols) <= 256 or sum(map(operator.mul, counts, _SHARES)) > 1 << 16:
+            return False
+        if kind & 0xEF > 3 or (kind < 16 and max(symbols) > 15):
             return False
         tables.add(kind)
         place += 17 + num_codes
-    return place == len(segment)
-
-
-@functools.lru_cache(maxsize=1024)
-def _num_codes(counts: bytes) -> int:
-    """Codes of a Huffman table with so many codes of 1 to 16 bits; 0 where there is no such table."""
-    used = sum(num << 16 - bits for bits, num in enumerate(counts, 1))
-    return sum(counts) if len(counts) == 16 and used <= 1 << 16 and sum(counts) <= 256 else 0
+    return place == stop
 
 
 # Words of the reasons, and the few kinds that they are counted by.
