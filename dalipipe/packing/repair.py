@@ -55,7 +55,7 @@ def repair(
     The files of shards that are left out are not deleted. Checksums that are not known stay so: `verify` adds them.
 
     Raises:
-        ManifestError: nothing whole is left, or the manifest itself is damaged.
+        ManifestError: nothing whole is left, the manifest itself is damaged, or files of a virtual tar changed.
         StorageError: the data set cannot be written to.
     """
     with ExitStack() as stack:
@@ -134,6 +134,11 @@ class _Mending:
     def shard(self, number: int) -> Written | None:
         """The shard, mended; None when it cannot be."""
         shard = self.manifest.shard(number)
+        if self._damaged.get(number, False) and is_virtual(shard.name):
+            raise ManifestError(
+                f"{self._store.url}/{shard.name} stands for files of which some changed or are gone: there is no shard "
+                "to mend. Restore them, or run `dalipipe index` again with index.overwrite=true"
+            )
         if self._damaged.get(number, False) and not self._fetch(shard):
             self.dropped.append(shard.name)
             return None

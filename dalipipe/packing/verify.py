@@ -18,7 +18,7 @@ from dalipipe.shards.fields import field_of
 from dalipipe.shards.index import ShardIndex, part_rows
 from dalipipe.shards.manifest import Manifest, Shard
 from dalipipe.shards.tar import walk_tar
-from dalipipe.shards.virtual import DatasetStore
+from dalipipe.shards.virtual import DatasetStore, is_virtual
 from dalipipe.shards.webdataset import split_name
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
@@ -261,7 +261,14 @@ class _Check:
                 yield len(data)
             at = stop
             if stop > start and index is not None:
-                data = self._store.read(shard.name, start, stop)
+                try:
+                    data = self._store.read(shard.name, start, stop)
+                except (StorageError, DataError) as error:
+                    if not is_virtual(shard.name):
+                        raise
+                    found.bytes_bad = True  # one file of many; those of other parts are looked at too
+                    found.add(f"{self._name(shard)}: bytes [{start}, {stop}): {error}")
+                    continue
                 whole.update(data)
                 self._part(shard, index, part, data, found)
                 yield len(data)

@@ -72,6 +72,16 @@ def test_it_trains_and_the_cache_holds_what_it_read(lake, tmp_path):
         assert sorted(int(i) for batch in loader for i in batch["id"]) == list(range(NUM))
 
 
+def test_it_mixes_with_a_packed_set(lake, tmp_path):
+    run_index(lake, tmp_path / "raw")
+    run_pack(lake, tmp_path / "packed", check="none")
+    keys = [f"cache.dir={tmp_path / 'cache'}", "device=cpu", "graph.size=32", "loader.batch_size=10"]
+    with dp.load("train", [f"data.mix={{{tmp_path / 'raw'}:0.5,{tmp_path / 'packed'}:0.5}}", *keys]) as loader:
+        ids = {int(i) for batch in loader for i in batch["id"]}
+        assert loader.stats()["quarantined"] == 0
+    assert min(ids) < NUM <= max(ids), "samples of both"
+
+
 def test_logical_shards_are_persisted(lake, tmp_path):
     run_index(lake, tmp_path / "set")
     manifest = open_manifest(tmp_path / "set")
@@ -89,8 +99,10 @@ def test_a_file_that_changes_or_goes_is_named(lake, tmp_path):
     changed.write_bytes(changed.read_bytes() + b"more")
     gone.unlink()
     found = verify(str(tmp_path / "set"), StorageConfig())
-    assert found.num_errors >= 1
-    assert any(changed.name in error or gone.name in error for error in found.errors)
+    assert found.num_errors == 2
+    assert all(sum(path.name in error for error in found.errors) == 1 for path in (changed, gone))
+    with pytest.raises(ManifestError, match="Restore them, or run `dalipipe index` again"):
+        repair(str(tmp_path / "set"), StorageConfig(), found)
     with pytest.raises(IntegrityError, match=rf"{changed.name} has \d+ bytes, it had \d+ when it was indexed"):
         read_all(tmp_path / "set", until=IntegrityError)
     with pytest.raises(ObjectNotFoundError, match=rf"{gone.name}.*it was there when it was indexed"):
