@@ -47,7 +47,7 @@ def run(cfg: PlanJob, *, as_json: bool) -> int:
     result["calibration"] = known.compared.to_json() if known.compared else None
     if len(plans) > 1:
         result["by_gpus"] = [plan.to_json() for plan in plans]
-    emit(result, _text(known, plans), as_json=as_json)
+    emit(result, _text(known, plans, has_prices=any(asdict(cfg.cost).values())), as_json=as_json)
     return 0
 
 
@@ -97,7 +97,7 @@ def _known(cfg: PlanJob, num_gpus: int) -> _Known:
     )
 
 
-def _text(known: _Known, plans: list[Plan]) -> str:
+def _text(known: _Known, plans: list[Plan], *, has_prices: bool) -> str:
     first = plans[0]
     shape, told = known.shape, first.to_json()
     lines = [
@@ -105,7 +105,7 @@ def _text(known: _Known, plans: list[Plan]) -> str:
         f"{format_bytes(shape.num_bytes / shape.num_blocks)}; a step of {told['batch_size']} samples a GPU takes "
         f"{told['step_s']:.3g} s, {format_bytes(told['gpu_read_rate'])}/s; the lake's latency: {told['latency']}",
         "",
-        table(_rows(plans)),
+        table(_rows(plans, has_prices=has_prices)),
         "",
     ]
     for plan in plans:
@@ -125,7 +125,7 @@ def _text(known: _Known, plans: list[Plan]) -> str:
     return "\n".join(lines)
 
 
-def _rows(plans: list[Plan]) -> list[tuple[str, ...]]:
+def _rows(plans: list[Plan], *, has_prices: bool) -> list[tuple[str, ...]]:
     told = [plan.to_json() for plan in plans]
 
     def row(name: str, key: str, shown: Any) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def _rows(plans: list[Plan]) -> list[tuple[str, ...]]:
     ]
     bills = [plan.bill for plan in plans]
     rows.append(("GPU-hours lost an epoch", *(f"{bill.gpu_hours_lost:.3g}" for bill in bills)))
-    if any(bill.money_lost or bill.data_money_per_day for bill in bills):
+    if has_prices:
         rows.append(("money lost an epoch", *(f"{bill.money_lost:,.2f}" for bill in bills)))
         rows.append(("disk, egress, requests a day", *(_data_money(bill) for bill in bills)))
     return rows

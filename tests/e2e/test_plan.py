@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,3 +177,15 @@ def test_the_key_from_is_in_the_schema(capsys: pytest.CaptureFixture[str], tmp_p
     assert f"plan.from={tmp_path / 'gone'} is no folder" in said
     assert main(["plan", "--cfg", "job"]) == 0
     assert "  from: ''" in capsys.readouterr().out
+
+
+def test_a_plan_needs_no_torch_and_no_store() -> None:
+    words = ["plan", *FIGURES, "plan.step_s=0.1", "--json"]
+    code = (
+        "import sys\n"
+        "from dalipipe.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'nvidia.dali', 'obstore', 'fsspec', 'ray')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
