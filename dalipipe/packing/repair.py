@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -122,7 +124,8 @@ class _Mending:
         self._other = other
         self._url = url
         self._damaged = found.damaged
-        header, shards = Manifest.open(store.read).files
+        self._as_known = Manifest.open(store.read)
+        header, shards = self._as_known.files
         # As it was made: checksums that were added later would change the indices, and with them the identity.
         self.manifest = Manifest(replace(header, made_by={}), shards, store.read)
         self.made_by = header.made_by
@@ -139,7 +142,7 @@ class _Mending:
                 f"{self._store.url}/{shard.name} stands for files of which some changed or are gone: there is no shard "
                 "to mend. Restore them, or run `dalipipe index` again with index.overwrite=true"
             )
-        if self._damaged.get(number, False) and not self._fetch(shard):
+        if self._damaged.get(number, False) and not self._fetch(number, shard):
             self.dropped.append(shard.name)
             return None
         try:
@@ -174,9 +177,9 @@ class _Mending:
             known=known,
         )
 
-    def _fetch(self, shard: Shard) -> bool:
+    def _fetch(self, number: int, shard: Shard) -> bool:
         """Copies a shard from the other data set, if it is whole there; linked or virtual ones are not ours."""
-        if self._other is None or shard.digest == NO_DIGEST or is_link(shard.name) or is_virtual(shard.name):
+        if self._other is None or is_link(shard.name) or is_virtual(shard.name):
             return False
         digest = Digest64()
         try:
@@ -186,12 +189,22 @@ class _Mending:
                     digest.update(data)
                     file.write(data)
                 file.flush()
-                if digest.value != shard.digest:
+                if digest.value != shard.digest and not (shard.digest == NO_DIGEST and self._parts_match(number, file)):
                     return False
                 self._store.put(shard.name, Path(f"/proc/self/fd/{file.fileno()}"))
-        except (StorageError, IntegrityError):
+        except (StorageError, DataError):
             return False
         self.fetched.append(shard.name)
+        return True
+
+    def _parts_match(self, number: int, file: BinaryIO) -> bool:
+        """Whether a copy of a shard has the checksums that were added to the manifest, all parts of it."""
+        parts = self._as_known.index(number).parts
+        for start, stop, stated in zip(
+            parts.starts.tolist(), parts.stops.tolist(), parts.digests.tolist(), strict=True
+        ):
+            if stated == NO_DIGEST or digest64(os.pread(file.fileno(), stop - start, start)) != stated:
+                return False
         return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 
 import numpy as np
@@ -91,6 +92,27 @@ def test_checksums_are_added_and_it_stays_the_same_data_set(tars):
     assert run_index(tars, overwrite=True).identity == before.identity
     found = verify(str(tars), StorageConfig(), add_checksums=True)
     assert (found.errors, found.checksums_added) == ([], 60)
+
+
+@pytest.mark.parametrize("whole_copy", [True, False])
+def test_added_checksums_tell_a_whole_copy_from_another(tars, tmp_path, whole_copy):
+    before = run_index(tars)
+    verify(str(tars), StorageConfig(), add_checksums=True)
+    shutil.copytree(tars, tmp_path / "copy")
+    damaged = [tars / "part-1.tar"] + [tmp_path / "copy/part-1.tar"] * (not whole_copy)
+    for number, path in enumerate(damaged):
+        data = bytearray(path.read_bytes())
+        data[3000 + number] ^= 1
+        path.write_bytes(data)
+    found = verify(str(tars), StorageConfig())
+    mended = repair(str(tars), StorageConfig(), found, copy=str(tmp_path / "copy"))
+    if whole_copy:
+        assert (mended.shards_fetched, mended.identity) == (["part-1.tar"], before.identity)
+        assert read_back(tars) == expected(60)
+    else:
+        assert (mended.shards_fetched, mended.shards_dropped) == ([], ["part-1.tar"])
+    after = verify(str(tars), StorageConfig(), add_checksums=True)
+    assert (after.errors, after.without_checksum) == ([], 0)
 
 
 def test_an_index_that_is_made_again_leaves_an_indexed_set_what_it_was(tars):
@@ -236,8 +258,6 @@ def test_the_loader_reads_indexed_and_merged_sets(two_sets, tmp_path):
 
 @pytest.mark.parametrize("whole_copy", [True, False])
 def test_repair_makes_it_whole_or_leaves_out_what_is_lost(two_sets, whole_copy, tmp_path):
-    import shutil
-
     write_tar(two_sets / "big/a.tar", samples(300))
     good, bad = two_sets / "good", two_sets / "bad"
     run_pack(two_sets / "big", good, kind="tars")
