@@ -3,10 +3,10 @@
     python benchmarks/plan.py [--quick] [--only LAKE,LAKE] [--images N] [--step S]
 
 A data set of JPEGs (about 110 kB each) behind a web server of this machine of known latency and rate. For each lake
-`dalipipe bench` trains two epochs on it with an emulated step, from an empty cache that holds all; then `dalipipe plan`
-predicts the same job twice: from the figures of the lake and the step alone, and from what the run itself wrote down
-(`plan.from`). Printed: AU (step time over wall time, without 4 steps of start), and predicted less observed in points.
-The floor is a plan that knows nothing: AU 100 %.
+`dalipipe bench` trains two epochs on it with an emulated step, from an empty cache that holds all; then the simulation
+behind `dalipipe plan` predicts the same steps twice: from the figures of the lake and the step alone, and from what the
+run itself wrote down (`plan.from`). Printed: AU (step time over wall time, without 4 steps of start), and predicted less
+observed in points. The floor is a plan that knows nothing: AU 100 %.
 
 Server, decoder and whatever else runs on the machine share its cores, which no plan knows.
 """
@@ -24,9 +24,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.lake import lake, make_data
+from dalipipe.cache.config import CacheConfig, TierConfig, TiersConfig
+from dalipipe.loader.config import LoaderConfig
+from dalipipe.shards.manifest import Manifest
+from dalipipe.simulate.config import PlanConfig
+from dalipipe.simulate.job import Sample, simulate
+from dalipipe.simulate.plan import Settings, make_job
+from dalipipe.storage import StorageConfig, open_store
 
 BATCH_SIZE = 32
 SAMPLE_BYTES = 110_000
+WARM_UP_STEPS = 4
 # What the lake gives over what the job would read without waiting, and its latency.
 LAKES = {
     "ample": (3.0, 0.03),
@@ -59,23 +67,11 @@ def one_lake(folder: Path, work: Path, *, step_s: float, share: float, latency_s
             f"loader.batch_size={BATCH_SIZE}",
             f"bench.step_s={step_s}",
             "bench.epochs=2",
-            "bench.warmup_steps=4",
+            f"bench.warmup_steps={WARM_UP_STEPS}",
             "graph.size=64",
             "device=cpu",
         )["au"]
-    told = dalipipe(
-        "plan",
-        str(folder),
-        "plan.gpus_per_node=1",
-        f"loader.batch_size={BATCH_SIZE}",
-        f"plan.step_s={step_s}",
-        f"plan.latency_s={latency_s}",
-        f"plan.latency_p99_s={latency_s}",
-        f"plan.lake_bandwidth={round(rate)}",
-        "cache.tiers.node.capacity=100GB",
-    )
-    wall_s = told["first_epoch_s"] - told["first_batch_s"] + told["epoch_s"]
-    from_figures = 2 * told["steps_per_epoch"] * step_s / wall_s
+    from_figures = from_figures_au(folder, step_s=step_s, rate=rate, latency_s=latency_s)
     calibrated = dalipipe("plan", f"plan.from={run}")["calibration"]
     return {
         "observed_au": round(observed, 3),
@@ -86,6 +82,28 @@ def one_lake(folder: Path, work: Path, *, step_s: float, share: float, latency_s
         "from_run_points": round(calibrated["difference_points"], 1),
         "floor_points": round(100 * (1 - observed), 1),
     }
+
+
+def from_figures_au(folder: Path, *, step_s: float, rate: float, latency_s: float) -> float:
+    """AU as predicted from the lake's figures, over the steps that `bench` measures."""
+    store = open_store(str(folder), StorageConfig())
+    try:
+        shape = Manifest.open(store.read).shape
+    finally:
+        store.close()
+    settings = Settings(
+        plan=PlanConfig(
+            step_s=step_s, latency_s=latency_s, latency_p99_s=latency_s, lake_bandwidth=rate, gpus_per_node=1
+        ),
+        cache=CacheConfig(tiers=TiersConfig(node=TierConfig(capacity="100GB"))),
+        loader=LoaderConfig(batch_size=BATCH_SIZE),
+    )
+    job = make_job(settings, shape, 1)
+    total = 2 * job.orders()(0).num_steps
+    traces = simulate(job, sample=Sample(nodes=(0,), ranks_a_node=1), start=(0, 0), num_steps=total)
+    wait_s = sum(step.wait_s for step in traces[WARM_UP_STEPS:])
+    steps_s = step_s * (total - WARM_UP_STEPS)
+    return steps_s / (steps_s + wait_s)
 
 
 def main() -> None:
