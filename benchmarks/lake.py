@@ -219,6 +219,7 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
     folder = make_data(work, BATCH_SIZE * num_batches, "1MiB", height=768, width=1024, quality=60)
     points: dict[str, list[float]] = {name: [] for name in ("lake", "memory", "beside", "near")}
     cpu_ms: dict[str, list[float]] = {name: [] for name in points}
+    others_cores: dict[str, list[float]] = {name: [] for name in points}
     shared = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         near = shutil.copytree(folder, shared / "set")
@@ -232,11 +233,18 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
 
         def epoch(name: str, url: str, cache: Path | None = None) -> None:
             """An epoch 1; with no cache given, one that is empty."""
+            busy_s, began_s, own_s = busy_cpu_s(), time.perf_counter(), family_cpu_s()
             with tempfile.TemporaryDirectory(dir=work) as empty:
                 found = run(url, cache or Path(empty))
+            others = busy_cpu_s() - busy_s - (family_cpu_s() - own_s)
+            others_cores[name].append(others / (time.perf_counter() - began_s))
             points[name].append(found["au"][0])
             cpu_ms[name].append(1000 * found["cpu_s"][0] / num_steps)
-            print(f"{name}: AU {points[name][-1]}, CPU {cpu_ms[name][-1]:.0f} ms a step", file=sys.stderr)
+            print(
+                f"{name}: AU {points[name][-1]}, CPU {cpu_ms[name][-1]:.0f} ms a step; others used "
+                f"{others_cores[name][-1]:.2f} cores",
+                file=sys.stderr,
+            )
 
         for number in range(num_rounds):
             with lake(folder) as server:
@@ -259,11 +267,27 @@ def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str
         "steps": num_steps,
         **{f"au_{name}": round(statistics.median(found), 3) for name, found in points.items()},
         **{f"cpu_ms_a_step_{name}": round(statistics.median(found), 1) for name, found in cpu_ms.items()},
+        "cores_that_others_used": {name: [round(value, 2) for value in found] for name, found in others_cores.items()},
         "points_behind_memory": behind("memory", "lake"),
         "points_of_the_emulated_lake_itself": behind("memory", "beside"),
         "points_behind_near": behind("near", "lake"),
         "rounds": {name: [round(au, 3) for au in found] for name, found in points.items()},
     }
+
+
+def busy_cpu_s() -> float:
+    """CPU seconds that this machine has spent on anything."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def family_cpu_s() -> float:
+    """CPU seconds of this process and of its children that run."""
+    total_s = time.process_time()
+    for child in multiprocessing.active_children():
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        total_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total_s
 
 
 @contextmanager
