@@ -5,8 +5,8 @@
 A data set of JPEGs (about 110 kB each) behind a web server of this machine of known latency and rate. For each lake
 `dalipipe bench` trains two epochs on it with an emulated step, from an empty cache that holds all; then the simulation
 behind `dalipipe plan` predicts the same steps twice: from the figures of the lake and the step alone, and from what the
-run itself wrote down (`plan.from`). Printed: AU (step time over wall time, without 4 steps of start), and predicted less
-observed in points. The floor is a plan that knows nothing: AU 100 %.
+run itself wrote down (`plan.from`). Printed: AU (step time over wall time, without 4 steps of start) and, in points,
+predicted less observed. The floor is a plan that knows nothing: AU 100 %.
 
 Server, decoder and whatever else runs on the machine share its cores, which no plan knows.
 """
