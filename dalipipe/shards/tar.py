@@ -34,6 +34,7 @@ _HEADER_SUM = sum(_HEADER_MODE) + sum(_HEADER_TIME) + sum(_HEADER_REST) + 8 * or
 
 _PAX_LOCAL, _PAX_GLOBAL, _GNU_LONG_NAME, _GNU_LONG_LINK = b"x", b"g", b"L", b"K"
 _REGULAR = (b"0", b"\0", b"7")
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,8 @@ def _checked_size(header: bytes, position: int) -> int:
         binary = size_field[0] & 0x80  # GNU's way to write sizes of 8 GiB and more
         num_bytes = int.from_bytes(size_field[1:], "big") if binary else int(size_field.strip(b" \0") or b"0", 8)
     except ValueError as error:
-        raise IntegrityError(f"no tar header at byte {position}: its number fields are not octal") from error
+        packed = "; it is compressed: name it .tar.gz" if position == 0 and header.startswith(_GZIP) else ""
+        raise IntegrityError(f"no tar header at byte {position}: its number fields are not octal{packed}") from error
     found = sum(header) - sum(header[148:156]) + 8 * ord(" ")
     if stated != found:
         raise IntegrityError(f"no tar header at byte {position}: its checksum is {found}, it states {stated}")

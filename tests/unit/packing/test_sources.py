@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import tarfile
@@ -178,6 +179,7 @@ def test_two_passes_over_a_target_that_is_no_folder(tmp_path):
         ("a.tar", lambda data: b"\x01" * 2048, r"a\.tar is damaged: no tar header at byte 0"),
         ("a.tar.gz", lambda data: data[: len(data) // 2], r"a\.tar\.gz is damaged: its compressed stream is broken"),
         ("a.tar.gz", lambda data: data[:900] + b"\0" * 400 + data[1300:], r"a\.tar\.gz is damaged: "),
+        ("a.tar", gzip.compress, r"a\.tar is damaged: .* it is compressed: name it \.tar\.gz"),
         ("a.tar", lambda data: b"", "hold no sample"),
         ("a.tar.gz", lambda data: b"\x28\xb5\x2f\xfd" + data, "zstd"),
     ],
