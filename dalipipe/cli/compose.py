@@ -27,9 +27,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import dalipipe
+from dalipipe.cli.help import help_text
 from dalipipe.cli.keys import config_keys, explain, first_line, is_known, keys_of, text_keys_of, unknown
 from dalipipe.cli.schema import JOBS
-from dalipipe.cli.words import flags_first, is_multirun, quote_texts, split_flags
+from dalipipe.cli.words import flags_first, is_multirun, quote_texts, split_flags, wants_help
 from dalipipe.errors import ConfigError, DalipipeError
 from dalipipe.storage.failures import presentable
 
@@ -82,8 +83,12 @@ def compose(name: str, overrides: Sequence[str] = (), *, directory: str | Path |
     return to_dataclass(cfg)
 
 
-def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int]) -> int:
-    """Runs `task` under `hydra.main` with the primary config of `verb`; returns the worst exit code of its jobs."""
+def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int], *, about: str) -> int:
+    """Runs `task` under `hydra.main` with the primary config of `verb`; returns the worst exit code of its jobs.
+
+    Args:
+        about: what the verb does, for its `--help`.
+    """
     register_schemas()
     job_type = JOBS[verb]
     codes: list[int] = []
@@ -102,6 +107,14 @@ def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int]) -> in
             failures.append(error)
 
     words = quote_texts(flags_first(words), _text_keys(job_type), sweeps=is_multirun(words))
+    if wants_help(words):
+        try:
+            with _own_hydra(), hydra.initialize_config_dir(str(config_dir()), version_base="1.3"):
+                keys = OmegaConf.to_yaml(hydra.compose(verb, overrides=split_flags(words)[1]))
+        except _COMPOSE_ERRORS as error:
+            raise explain(error, job_type, split_flags(words)[1]) from presentable(error)
+        print(help_text(verb, about, _choices(job_type), keys))
+        return 0
     with _hydra_argv(verb, words):
         try:
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
@@ -159,6 +172,16 @@ def _open_for_overrides(node: Any) -> None:
         OmegaConf.set_struct(node, False)
     for key in node:
         _open_for_overrides(node._get_node(key))
+
+
+def _choices(job: type) -> list[str]:
+    """The groups of files that this job's keys are taken from, with the names to choose from."""
+    groups = [path for path in sorted(config_dir().iterdir()) if path.is_dir() and path.name in _first_parts(job)]
+    return [f"{path.name}={'|'.join(sorted(file.stem for file in path.glob('*.yaml')))}" for path in groups]
+
+
+def _first_parts(job: type) -> set[str]:
+    return {key.split(".")[0] for key in keys_of(job)}
 
 
 def _text_keys(job: type) -> set[str]:

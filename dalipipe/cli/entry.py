@@ -112,7 +112,7 @@ def _run(verb: str, words: list[str], as_json: bool, stopping: Stopping) -> int:
         from dalipipe.cli.compose import run_hydra
 
         module: Verb = import_module(f"dalipipe.cli.{verb}")
-        code = run_hydra(verb, words, lambda cfg: module.run(cfg, as_json=as_json))
+        code = run_hydra(verb, words, lambda cfg: module.run(cfg, as_json=as_json), about=VERBS[verb])
     except Exception as error:
         if stopping.number is not None:  # an import that was broken off, a reader that the same Ctrl-C ended
             raise KeyboardInterrupt from error
@@ -154,7 +154,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "Keys are Hydra overrides: `dalipipe VERB --cfg job` prints them all, `dalipipe VERB --help` the groups.",
+            "Keys are Hydra overrides: `dalipipe VERB --cfg job` prints them all, `dalipipe VERB --help` has examples.",
             "--config-dir, --config-name and --multirun work as Hydra users know them.",
             "Exit code: 0 done, 1 the data or the check failed, 2 wrong usage; ended by SIGINT 130, by SIGTERM 143.",
         ]

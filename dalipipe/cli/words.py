@@ -19,6 +19,11 @@ def is_multirun(words: Sequence[str]) -> bool:
     return any(word in _MULTIRUN for word in words)
 
 
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether to print what the verb does instead of doing it."""
+    return any(word in ("--help", "-h") for word in words)
+
+
 def flags_first(words: Sequence[str]) -> list[str]:
     """argparse takes overrides in one run only; people write flags between them."""
     flags, overrides = split_flags(words)
