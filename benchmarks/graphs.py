@@ -1,6 +1,7 @@
 """How fast do bytes in memory become batches, against raw DALI on the same files?
 
-    python benchmarks/graphs.py [FOLDER] [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--json] [--quick]
+    python benchmarks/graphs.py [FOLDER] [--rounds 5] [--batches 12] [--batch-size 64] [--threads 2] [--only PART]
+        [--json] [--quick]
 
 T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. Raw DALI is `readers.file` with
 `DALIGenericIterator`, its decode fused with the random crop (T1) and its resize fused with the centre crop (T2). Both
@@ -225,6 +226,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--only", choices=[*_TASKS, "kernels", "jpeg_scale"], help="one part instead of all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two short rounds: shows that it runs, not how fast")
     args = parser.parse_args()
@@ -234,15 +236,16 @@ def main() -> None:
         files = jpegs_in(args.folder or cut_photographs(Path(scratch), 128))
         if not files:
             parser.error(f"no JPEG under {args.folder}")
-        results = {task: compare(task, files, args) for task in _TASKS}
-        if load_native() is not None:
+        wanted = [args.only] if args.only else [*_TASKS, "kernels", "jpeg_scale"]
+        results = {task: compare(task, files, args) for task in _TASKS if task in wanted}
+        if "kernels" in wanted and load_native() is not None:
             for task in _TASKS:
                 figures = settings(
                     task, files, args, key="resize_kernel", values=("native", "torch"), size=args.batch_size
                 )
                 results[f"{task} native against torch kernel"] = figures
-        large = enlarge(files, Path(scratch, "large"), 16 if args.quick else 64)
-        for task in _TASKS:
+        large = enlarge(files, Path(scratch, "large"), 16 if args.quick else 64) if "jpeg_scale" in wanted else []
+        for task in _TASKS if large else ():
             size = min(args.batch_size, 16)
             figures = settings(task, large, args, key="jpeg_scale", values=("auto", "off"), size=size)
             results[f"{task} of large sources, jpeg_scale"] = figures
