@@ -1,16 +1,14 @@
 """Does training wait for the lake, whatever the lake does?
 
-    python benchmarks/lake.py [--quick] [--part link,memory,tail,slow,storm,cold] [--images N] [--rounds N]
-                              [--plot FILE.svg]
+    python benchmarks/lake.py [--quick] [--part link,tail,slow,storm,cold] [--images N] [--plot FILE.svg]
 
 Parts without data of their own read one set of JPEGs (about 110 kB each) that is made and packed first. The lake is a
 web server of this machine in a process of its own, with 30 ms latency and 100 MB/s unless said. The accelerator is
 emulated: a sleep a step, so that AU (accelerator utilisation) = time in steps / wall time after the first step; the
-rest is waiting. Server, decoder and everything else on the machine share its cores: compare figures of one run.
+rest is waiting. Server, decoder and everything else on the machine share its cores: compare figures of one run. Steps
+that the CPU cannot feed are benchmarks/overlap.py.
 
     link    T1 training (crop, flip, normalise) at a step that the CPU can feed: AU in epochs 1 and 2.
-    memory  T1 at a step that the CPU can just not feed, data that fit the link: AU in epoch 1 from the lake, with the
-            data in memory, with the data in memory beside a process that reads the lake for nothing, and in epoch 2.
     tail    lognormal latency and 0.2 % Pareto: AU and the longest wait with and without hedges, depth 2 and auto.
     slow    every request is slow: hedges fall to about none.
     storm   the lake slows 5x in the middle and recovers: depth and memory over time, as a plot with --plot.
@@ -22,19 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +46,11 @@ from dalipipe.prefetch.open import open_prefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.storage import StorageConfig, open_store
 from dalipipe.telemetry import Recorder
-from tests.support.faultproxy import Fault, FolderServer, Request, heavy_tail
+from tests.support.emulation import lake
 from tests.support.images import jpeg_bytes
 
 BATCH_SIZE = 64
-LATENCY_S, RATE = 0.030, 100e6
 _UNIQUE = 96
-_CPU_SHARE = 0.9  # a step takes so much of the time that the CPUs need for its batch
 
 
 def make_data(
@@ -84,60 +75,6 @@ def make_data(
     pack(str(root / "lake"), str(root / "set"), config, StorageConfig())
     shutil.rmtree(root / "lake")
     return root / "set"
-
-
-class Lake:
-    """The server process; `mode` changes how it behaves."""
-
-    def __init__(self, folder: Path, *, latency_s: float = LATENCY_S, rate: float = RATE) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(folder, latency_s, rate, theirs), daemon=True)
-        self._process.start()
-        self.url = str(self._answer())
-
-    def mode(self, name: str, value: float = 0.0) -> int:
-        """`even`, `tail` (heavy), or `slow` (every answer takes `value` seconds); returns the requests so far."""
-        self._pipe.send((name, value))
-        return int(self._answer())
-
-    def _answer(self) -> Any:
-        if not self._pipe.poll(60):
-            raise TimeoutError("the server process did not answer within 60 s")
-        return self._pipe.recv()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.join(10)
-
-
-def _serve(folder: Path, latency_s: float, rate: float, pipe: Connection) -> None:
-    server = FolderServer(folder, latency_s=latency_s, rate=rate)
-    pipe.send(server.url)
-    while True:
-        name, value = pipe.recv()
-        if name == "tail":
-            server.latency_s, server.rule = 0.0, heavy_tail(7, median_s=0.06)
-        elif name == "slow":
-            server.latency_s, server.rule = value, _nothing
-        else:
-            server.latency_s, server.rule = latency_s, _nothing
-        pipe.send(len(server.requests))
-
-
-def _nothing(_request: Request) -> Fault | None:
-    return None
-
-
-@contextmanager
-def lake(folder: Path, **how: float) -> Iterator[Lake]:
-    """Runs the server for the block."""
-    server = Lake(folder, **how)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 # --- the whole pipeline -------------------------------------------------------------------------------------------
@@ -204,124 +141,6 @@ def part_link(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, A
         "first_batch_s": found["first_batch_s"],
         "lake_mb": round(found["stats"]["bytes_read"]["lake"] / 1e6),
     }
-
-
-def part_memory(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """AU in epoch 1 where the CPU is the bound and the link is not: from the lake, from memory, and in between.
-
-    `memory`: the same run, its files in a memory file system. `beside`: as `memory`, while another process reads the
-    lake at the same rate and throws it away: what the emulated lake itself costs this machine. `near` (once): every
-    block lies mapped in the node's cache already, as in epoch 2, so that nothing is read, checked or kept at all.
-    """
-    num_rounds, num_steps = (1, 12) if args.quick else (args.rounds, 160)
-    # Photographs of 0.8 megapixels at a web's quality; a lump of blocks, one a lane, is a small part of the epoch.
-    num_batches = num_steps + 16
-    folder = make_data(work, BATCH_SIZE * num_batches, "1MiB", height=768, width=1024, quality=60)
-    points: dict[str, list[float]] = {name: [] for name in ("lake", "memory", "beside", "near")}
-    cpu_ms: dict[str, list[float]] = {name: [] for name in points}
-    others_cores: dict[str, list[float]] = {name: [] for name in points}
-    shared = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    try:
-        near = shutil.copytree(folder, shared / "set")
-        batch_bytes = sum(file.stat().st_size for file in near.glob("*.tar")) / num_batches
-        train(str(near), shared / "kept", step_s=0, num_steps=num_steps)
-        # From CPU seconds, not from time: what else the machine does just now must not make the steps longer.
-        used_s = train(str(near), shared / "kept", step_s=0, num_steps=24)["cpu_s"][0] / 24
-        rate = BATCH_SIZE * len(os.sched_getaffinity(0)) / used_s
-        step_s = round(_CPU_SHARE * BATCH_SIZE / rate, 3)
-        run = partial(train, step_s=step_s, num_steps=num_steps)
-
-        def epoch(name: str, url: str, cache: Path | None = None) -> None:
-            """An epoch 1; with no cache given, one that is empty."""
-            busy_s, began_s, own_s = busy_cpu_s(), time.perf_counter(), family_cpu_s()
-            with tempfile.TemporaryDirectory(dir=work) as empty:
-                found = run(url, cache or Path(empty))
-            others = busy_cpu_s() - busy_s - (family_cpu_s() - own_s)
-            others_cores[name].append(others / (time.perf_counter() - began_s))
-            points[name].append(found["au"][0])
-            cpu_ms[name].append(1000 * found["cpu_s"][0] / num_steps)
-            print(
-                f"{name}: AU {points[name][-1]}, CPU {cpu_ms[name][-1]:.0f} ms a step; others used "
-                f"{others_cores[name][-1]:.2f} cores",
-                file=sys.stderr,
-            )
-
-        for number in range(num_rounds):
-            with lake(folder) as server:
-                epoch("lake", server.url)
-            epoch("memory", str(near))
-            with lake(folder) as server, reader(server.url, near, batch_bytes * rate / BATCH_SIZE):
-                epoch("beside", str(near))
-            if number == 0:
-                epoch("near", str(near), shared / "kept")
-    finally:
-        shutil.rmtree(shared)
-
-    def behind(first: str, second: str) -> float:
-        return round(statistics.median(100 * (x - y) for x, y in zip(points[first], points[second], strict=False)), 1)
-
-    return {
-        "step_s": step_s,
-        "cpu_images_per_s": round(rate),
-        "link_use": round(batch_bytes * rate / BATCH_SIZE / RATE, 2),
-        "steps": num_steps,
-        **{f"au_{name}": round(statistics.median(found), 3) for name, found in points.items()},
-        **{f"cpu_ms_a_step_{name}": round(statistics.median(found), 1) for name, found in cpu_ms.items()},
-        "cores_that_others_used": {name: [round(value, 2) for value in found] for name, found in others_cores.items()},
-        "points_behind_memory": behind("memory", "lake"),
-        "points_of_the_emulated_lake_itself": behind("memory", "beside"),
-        "points_behind_near": behind("near", "lake"),
-        "rounds": {name: [round(au, 3) for au in found] for name, found in points.items()},
-    }
-
-
-def busy_cpu_s() -> float:
-    """CPU seconds that this machine has spent on anything."""
-    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
-    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
-
-
-def family_cpu_s() -> float:
-    """CPU seconds of this process and of its children that run."""
-    total_s = time.process_time()
-    for child in multiprocessing.active_children():
-        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-        total_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total_s
-
-
-@contextmanager
-def reader(url: str, folder: Path, rate: float) -> Iterator[None]:
-    """Another process that reads the shards from the lake at `rate` bytes a second and keeps nothing of them."""
-    context = multiprocessing.get_context("spawn")
-    names = sorted(file.name for file in folder.glob("*.tar"))
-    sizes = [(folder / name).stat().st_size for name in names]
-    process = context.Process(target=_read_on, args=(url, names, sizes, rate), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join(10)
-
-
-def _read_on(url: str, names: list[str], sizes: list[int], rate: float) -> None:
-    port = int(url.rpartition(":")[2])
-    buffer = memoryview(bytearray(1 << 20))
-    connection = socket.create_connection(("127.0.0.1", port), 30)
-    began_s, done = time.monotonic(), 0
-    while True:
-        for name, size in zip(names, sizes, strict=True):
-            for start in range(0, size, len(buffer)):
-                num_bytes = min(len(buffer), size - start)
-                span = f"bytes={start}-{start + num_bytes - 1}"
-                connection.sendall(f"GET /{name} HTTP/1.1\r\nHost: lake\r\nRange: {span}\r\n\r\n".encode())
-                head = b""
-                while not head.endswith(b"\r\n\r\n"):
-                    head += connection.recv(1)
-                connection.recv_into(buffer[:num_bytes], num_bytes, socket.MSG_WAITALL)
-                done += num_bytes
-                time.sleep(max(0.0, began_s + done / rate - time.monotonic()))
 
 
 def part_cold(folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -523,12 +342,12 @@ def plot(trace: list[tuple[float, int, float]], slow_s: tuple[float, float], cap
 
 
 PARTS = {
-    "link": part_link, "memory": part_memory, "tail": part_tail, "slow": part_slow, "storm": part_storm,
+    "link": part_link, "tail": part_tail, "slow": part_slow, "storm": part_storm,
     "cold": part_cold,
 }  # fmt: skip
 
 
-_OWN_DATA = {"memory", "tail", "storm"}
+_OWN_DATA = {"tail", "storm"}
 
 
 def main() -> None:
@@ -538,7 +357,6 @@ def main() -> None:
     parser.add_argument("--part", default=",".join(PARTS))
     parser.add_argument("--images", type=int, default=0)
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--rounds", type=int, default=3, help="of --part memory")
     args = parser.parse_args()
     names = args.part.split(",") if not args.quick or args.part != ",".join(PARTS) else ["tail", "slow"]
     with tempfile.TemporaryDirectory() as root:
