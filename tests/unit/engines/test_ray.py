@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from dalipipe.engines.config import RayConfig
 from dalipipe.errors import ConfigError, PackError
 from tests.contracts.engine import EngineContract
+from tests.support.ray_cluster import ray_cluster
 
 ray = pytest.importorskip("ray", reason="dalipipe[ray] is not installed")
 
@@ -23,18 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=128 << 20,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    yield
-    ray.shutdown()
+    with ray_cluster():
+        yield
 
 
 class TestRay(EngineContract):

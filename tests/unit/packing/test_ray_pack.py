@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from dalipipe.packing.run import pack
 from dalipipe.storage.store import StorageConfig
 from tests.support.archives import write_tar
 from tests.support.images import jpeg_bytes, write_image_tree
+from tests.support.ray_cluster import ray_cluster
 from tests.unit.packing.reading import contents, run_pack
 
 ray = pytest.importorskip("ray", reason="dalipipe[ray] is not installed")
@@ -25,18 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=128 << 20,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
-    yield
-    ray.shutdown()
+    with ray_cluster():
+        yield
 
 
 @pytest.fixture(scope="module")
