@@ -11,9 +11,9 @@ from dalipipe.cli.schema import PlanJob
 from dalipipe.errors import ConfigError
 from dalipipe.metrics.cost import Bill
 from dalipipe.shards.shape import DataShape
-from dalipipe.simulate.calibrate import Comparison, compare, observe, settings_of_run
+from dalipipe.simulate.calibrate import Comparison, ObservedRun, compare, observe, settings_of_run
 from dalipipe.simulate.dataset import declared_shape
-from dalipipe.simulate.plan import Measured, Plan, Settings, gpu_counts, make_plan, num_nodes
+from dalipipe.simulate.plan import Plan, Settings, gpu_counts, make_plan, num_nodes
 from dalipipe.simulate.topology import CrossNodeReads, cross_node_reads
 from dalipipe.units import format_bytes
 from dalipipe.wiring.dataset import open_manifest
@@ -25,7 +25,7 @@ class _Known:
 
     settings: Settings
     shape: DataShape
-    measured: Measured | None
+    run: ObservedRun | None
     compared: Comparison | None
     cross: CrossNodeReads | None
     url: str
@@ -35,12 +35,13 @@ def run(cfg: PlanJob, *, as_json: bool) -> int:
     """Simulates a job that has not run, and says what to buy and what to set."""
     counts = gpu_counts(cfg.plan)
     known = _known(cfg, counts[0])
-    if known.measured is not None and cfg.plan.gpus is None and known.compared is not None:
-        counts = [known.compared.gpus]
+    if known.run is not None and cfg.plan.gpus is None:
+        counts = [known.run.num_gpus]
+    measured = known.run.measured if known.run is not None else None
     plans = []
     with progress("simulating") as report:
         for number, count in enumerate(counts):
-            plans.append(make_plan(known.settings, known.shape, count, asdict(cfg.cost), known.measured))
+            plans.append(make_plan(known.settings, known.shape, count, asdict(cfg.cost), measured))
             report(number + 1, len(counts))
     result: dict[str, Any] = {"url": known.url, **plans[0].to_json()}
     result["cross_node_reads"] = asdict(known.cross) if known.cross else None
@@ -86,11 +87,11 @@ def _known(cfg: PlanJob, num_gpus: int) -> _Known:
                 "plan needs a data set: give its URL, or plan.samples and plan.sample_bytes, or plan.from (the folder "
                 "of a run)"
             )
-        return _Known(settings=settings, shape=shape, measured=None, compared=None, cross=cross, url=url)
+        return _Known(settings=settings, shape=shape, run=None, compared=None, cross=cross, url=url)
     return _Known(
         settings=settings_of_run(run, settings),
         shape=shape or run.shape,
-        measured=run.measured,
+        run=run,
         compared=compare(run),
         cross=cross,
         url=url,
@@ -121,6 +122,8 @@ def _text(known: _Known, plans: list[Plan], *, has_prices: bool) -> str:
         lines.append(_cross_line(known.cross))
     if known.compared is not None:
         lines.append(_comparison_line(known.compared))
+    elif known.run is not None:
+        lines.append("the run itself: its ledger has too few steps to compare with")
     lines.append(f"simulated: {first.outcome.about}")
     return "\n".join(lines)
 

@@ -30,6 +30,8 @@ from dalipipe.telemetry import LATENCY_BOUNDS_S
 _BLOCKS, _DECODING = "lake_block_s", ("decode", "resize", "normalize", "salvage", "handover")
 _MOST_FETCHES = 20_000
 _MOST_RANKS = 16
+_SETTLE_STEPS = 64
+_FEW_STEPS = 5
 # Of an epoch that begins cold, nearly all bytes come from the lake; of one on a warm cache, few do.
 _COLD_SHARE = 0.5
 _BUSY_SHARE, _FASTEST = 0.5, 0.01
@@ -122,23 +124,28 @@ def observe(folder: Path) -> ObservedRun:
     )
 
 
-def compare(run: ObservedRun) -> Comparison:
-    """Simulates the steps of a run and puts what was seen beside what was predicted.
+def compare(run: ObservedRun) -> Comparison | None:
+    """Simulates the steps of a run and puts what was seen beside what was predicted; None where the ledger has fewer
+    than five steps (`metrics.ledger=false` keeps none).
 
     Raises:
         ConfigError: the run was configured for something that is not simulated.
     """
+    if len(run.waits) < _FEW_STEPS:
+        return None
     job = make_job(run.as_it_ran(), run.shape, run.num_gpus, run.measured)
-    total = job.orders()(0).num_steps
     ranks = min(job.num_gpus, _MOST_RANKS)
     nodes = max(1, min(job.num_nodes, ranks // job.ranks_per_node))
     sample = Sample(nodes=tuple(range(nodes)), ranks_a_node=min(job.ranks_per_node, _MOST_RANKS))
-    # From the first step of its epoch on, so that the depth and what is open are as they were.
-    before = run.first[1] if run.first[1] < 2 * total else 0
+    # A little before, so that the depth and what is open are as they were.
+    epoch, step = run.first
+    before = min(step, _SETTLE_STEPS)
     a_step = max(1.0, job.batch_size / job.shape.block_samples)
     num_steps = max(1, min(len(run.waits), int(_MOST_FETCHES / (sample.num_ranks * a_step)) - before))
     warm = None if run.is_cold else lambda _block: True
-    traces = simulate(job, sample=sample, start=(run.first[0], 0), num_steps=before + num_steps, warm=warm)[before:]
+    traces = simulate(job, sample=sample, start=(epoch, step - before), num_steps=before + num_steps, warm=warm)[
+        before:
+    ]
     predicted = np.array([step.wait_s for step in traces])
     observed = run.waits[:num_steps]
     step_s = job.step_s
@@ -149,7 +156,7 @@ def compare(run: ObservedRun) -> Comparison:
         observed_au=float(step_s / (step_s + observed.mean())),
         predicted_wait_s=float(predicted.mean()),
         observed_wait_s=float(observed.mean()),
-        about=f"steps {run.first[1]} to {run.first[1] + num_steps} from epoch {run.first[0]} on, "
+        about=f"{num_steps} steps from step {step} of epoch {epoch} on, "
         f"{'an empty' if run.is_cold else 'a full'} cache, {sample.num_ranks} of {job.num_gpus} GPUs",
     )
 

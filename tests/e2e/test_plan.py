@@ -116,6 +116,31 @@ def test_a_run_is_the_basis_of_other_sizes(capsys: pytest.CaptureFixture[str], r
     assert told["batch_size"] == config["loader"]["batch_size"]
 
 
+def test_a_run_of_several_ranks(capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path) -> None:
+    """The one real rank twice, as one node: in lock-step the slower of both waits counts."""
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    figures = json.loads((copy / "ranks" / "00000.json").read_text())
+    (copy / "ranks" / "00001.json").write_text(json.dumps({**figures, "rank": 1, "world_size": 2, "local_rank": 1}))
+    shutil.copytree(copy / "ledger" / "rank-00000", copy / "ledger" / "rank-00001")
+    told = plan(capsys, f"plan.from={copy}")
+    assert (told["gpus"], told["nodes"], told["calibration"]["gpus"]) == (2, 1, 2)
+    assert "2 of 2 GPUs" in told["calibration"]["about"]
+
+
+def test_a_run_without_a_ledger_is_not_compared(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    shutil.rmtree(copy / "ledger")
+    told = plan(capsys, f"plan.from={copy}")
+    assert told["calibration"] is None
+    assert told["step_s"] > 0.01
+    assert main(["plan", f"plan.from={copy}"]) == 0
+    assert "too few steps to compare" in capsys.readouterr().out
+
+
 def test_a_folder_that_tells_nothing_is_refused(
     capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
 ) -> None:

@@ -173,6 +173,15 @@ def test_the_node_link_and_disk_count_like_the_lake() -> None:
     assert slow_disk.later.au == pytest.approx(0.5, abs=0.08)
 
 
+def test_memory_before_disk() -> None:
+    half = 2048 * SAMPLE_BYTES // 2
+    slow = make_job(2048, disk_rate=1000.0, budgets={"memory": 2048 * SAMPLE_BYTES})
+    assert predict(slow).later.au == pytest.approx(1.0)
+    both = predict(make_job(2048, budgets={"memory": half, "node": half}))
+    assert both.later.hit_ratio == 1.0
+    assert both.later.lake_bytes == 0
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     job = make_job(1024, latency=LognormalLatency(0.2, 3.0), lake_rate=1.2 * needs(make_job()))
     assert predict(job, seed=3) == predict(job, seed=3)
