@@ -1,8 +1,8 @@
 """How fast do photographs become batches here, and how fast with other loaders on the same machine?
 
     python benchmarks/peers.py [FOLDER] [--ffcv-python PATH] [--peers dalipipe,dali,ffcv,webdataset,dataloader]
-                               [--tasks T1,T2] [--rounds 5] [--batches 16] [--batch-size 64] [--threads 2]
-                               [--samples 1024] [--json] [--quick]
+                               [--tasks T1,T2] [--rounds 5] [--seconds 600] [--batches 16] [--batch-size 64]
+                               [--threads 2] [--samples 1024] [--json] [--quick]
 
 T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. The peers:
 
@@ -330,6 +330,7 @@ def compare(task: str, scratch: Path, args: argparse.Namespace) -> dict[str, Any
     options = {"task": task, "scratch": str(scratch), "batch_size": args.batch_size, "threads": args.threads}
     result: dict[str, Any] = {}
     peers: list[Peer] = []
+    args.stop_at = time.monotonic() + args.seconds
     try:
         for name in args.peers:
             if name == "ffcv" and not args.ffcv_python:
@@ -344,8 +345,10 @@ def compare(task: str, scratch: Path, args: argparse.Namespace) -> dict[str, Any
                 result[peer.name] = {"left_out": error}
                 peers.remove(peer)
                 peer.close()
-        rounds = []
+        rounds: list[dict[str, tuple[float, float]]] = []
         for number in range(args.rounds):
+            if number and time.monotonic() > args.stop_at:
+                break
             seen = {}
             for peer in peers if number % 2 == 0 else peers[::-1]:
                 time.sleep(_SETTLE_S)  # the one before fills its queues
@@ -354,6 +357,7 @@ def compare(task: str, scratch: Path, args: argparse.Namespace) -> dict[str, Any
     finally:
         for peer in peers:
             peer.close()
+    result["rounds"] = len(rounds)
     for peer in peers:
         first = peers[0].name
         result[peer.name] = {
@@ -377,6 +381,7 @@ def main() -> None:
     parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=["T1", "T2"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=600, help="a task begins no further round after that long")
     parser.add_argument("--batches", type=int, default=16)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -407,8 +412,8 @@ def main() -> None:
     if args.json:
         print(json.dumps({"files": len(files), "threads": args.threads, **results}))
         return
-    for task, peers in results.items():
-        for name, figures in peers.items():
+    for task, found in results.items():
+        for name, figures in found.items():
             print(task, name, json.dumps(figures))
 
 
