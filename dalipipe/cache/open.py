@@ -148,9 +148,11 @@ class _Opening:
             if not writable:
                 self._is_read_only = True
                 _log.warning(
-                    "%s cannot be written by user %d: blocks that are there are used, all others are read from farther "
-                    "away every epoch; mount it writable, or choose another cache.dir",
+                    "%s belongs to user %d and cannot be written by user %d: blocks that are there are used, others "
+                    "are read from farther away every epoch; mount it writable, share it (a folder of a common group "
+                    "with mode 2775, jobs with umask 002), or choose another cache.dir",
                     budget.folder,
+                    _owner(budget.folder),
                     os.getuid(),
                 )
             elif budget.name == "memory":
@@ -264,6 +266,13 @@ class _Opening:
 
     def _with_pool(self, about: str) -> str:
         return about if self._pool is None else f"{about}; pool {self._pool.url}"
+
+
+def _owner(folder: Path) -> int:
+    """The user of the folder, or of the nearest one above that is there."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder.stat().st_uid
 
 
 def make_folder(folder: Path) -> bool:
