@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.support.seaweed import S3Server, s3_server
 # A loaded machine is no failure: what an example may take is pytest's own timeout.
 settings.register_profile("dalipipe", deadline=None)
 settings.load_profile("dalipipe")
+
+# In a shell's background SIGINT is ignored, and would be by every child that a test wants to interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NUM_IMAGES, NUM_CLASSES = 150, 3
 

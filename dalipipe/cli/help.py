@@ -26,7 +26,7 @@ _EXAMPLES = {
     "doctor": ("dalipipe doctor runs/7\n  dalipipe doctor env", "docs/metrics.md"),
     "top": ("dalipipe top runs/7\n  dalipipe top node1:9400-9407", "docs/metrics.md"),
     "report": ("dalipipe report runs/7", "docs/metrics.md"),
-    "plan": ("dalipipe plan data.url=s3://bucket/packed plan.gpus=64", "README.md"),
+    "plan": ("dalipipe plan data.url=s3://bucket/packed plan.gpus=64", "docs/plan.md"),
     "cache": (
         "dalipipe cache stat\n  dalipipe cache warm data.url=s3://bucket/packed\n  dalipipe cache clear",
         "docs/cache.md",

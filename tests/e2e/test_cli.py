@@ -193,15 +193,27 @@ def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / "mine/thesis.txt").read_text() == "precious"
 
 
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake of 450 images, enough for several shards, and what packing it gives: `lake` and `whole`."""
+    root = tmp_path_factory.mktemp("many")
+    write_image_tree(root / "lake", num_images=450)
+    subprocess.run(_pack_words(root, root / "whole"), check=True, capture_output=True, timeout=100)
+    return root
+
+
+def _pack_words(root: Path, target: Path) -> list[str]:
+    words = [sys.executable, "-m", "dalipipe", "pack", f"source={root / 'lake'}", f"target={target}"]
+    return [*words, "pack.shard_bytes=1MiB", "pack.workers=2"]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_pack_publishes_nothing_and_is_finished_by_the_same_command(
-    tmp_path: Path, signum: signal.Signals
+    many: Path, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    write_image_tree(tmp_path / "lake", num_images=600)
-    words = [sys.executable, "-m", "dalipipe", "pack", f"source={tmp_path / 'lake'}"]
-    options = ["pack.shard_bytes=1MiB", "pack.workers=2"]
     target = tmp_path / "set"
-    victim = subprocess.Popen([*words, f"target={target}", *options], stderr=subprocess.DEVNULL, start_new_session=True)
+    words = _pack_words(many, target)
+    victim = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_until(lambda: list(target.glob("*.tar")), "a first shard", process=victim)
         assert victim.poll() is None, "it was done before it could be interrupted"
@@ -211,9 +223,8 @@ def test_an_interrupted_pack_publishes_nothing_and_is_finished_by_the_same_comma
         victim.kill()
     assert not (target / "manifest.json").exists()
     wait_until(lambda: not _group_lives(victim.pid), "the end of its workers", timeout_s=10)
-    for folder in (target, tmp_path / "whole"):
-        subprocess.run([*words, f"target={folder}", *options], check=True, capture_output=True, timeout=100)
-    assert _files(target) == _files(tmp_path / "whole")
+    subprocess.run(words, check=True, capture_output=True, timeout=100)
+    assert _files(target) == _files(many / "whole")
 
 
 def _group_lives(group: int) -> bool:
@@ -251,8 +262,6 @@ def _start_bench(packed: Path, root: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # Where the tests run in a shell's background, children would ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
     )
 
 
