@@ -78,30 +78,26 @@ def test_pin_is_exact_where_only_a_part_is_simulated() -> None:
         budgets={"node": budget},
         shuffle=ShuffleConfig(lanes=64, window="1GB"),
     )
-    outcome = predict(dataclasses.replace(job, batch_size=64), num_steps=6)
+    outcome = predict(dataclasses.replace(job, batch_size=16), num_steps=6)
     assert outcome.later.hit_ratio == pytest.approx(share, abs=1e-6)
-    read = outcome.later.num_steps * 16 * 64 * SAMPLE_BYTES
+    read = outcome.later.num_steps * 16 * 16 * SAMPLE_BYTES
     assert outcome.later.lake_bytes == pytest.approx((1 - share) * read, rel=1e-6)
     assert outcome.first.lake_bytes == pytest.approx(read, rel=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.6, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.1, 0.35, 0.9))])
-def test_lru_finds_what_stack_distances_say(share: float) -> None:
-    found = [
-        hit_profile(
-            make_job(
-                500 * BLOCK_SAMPLES,
-                policy="lru",
-                budgets={"node": int(share * 500 * BLOCK_SAMPLES * SAMPLE_BYTES)},
-                shuffle=ShuffleConfig(seed=seed),
-            ),
-            seed=0,
-        )
-        for seed in range(2)
-    ]
-    mean = sum(profile.mean for profile in found) / len(found)
-    assert mean == pytest.approx(share + (1 - share) * math.log(1 - share), abs=0.05)
-    assert found[0].at(0.0) > found[0].at(0.95)
+@pytest.mark.parametrize(
+    ("share", "num_blocks", "tolerance"),
+    [
+        (0.6, 400, 0.06),
+        *(pytest.param(share, 2000, 0.025, marks=pytest.mark.slow) for share in (0.1, 0.35, 0.6, 0.9)),
+    ],
+)
+def test_lru_finds_what_stack_distances_say(share: float, num_blocks: int, tolerance: float) -> None:
+    num_samples = num_blocks * BLOCK_SAMPLES
+    job = make_job(num_samples, policy="lru", budgets={"node": int(share * num_samples * SAMPLE_BYTES)})
+    found = hit_profile(job, seed=0)
+    assert found.mean == pytest.approx(share + (1 - share) * math.log(1 - share), abs=tolerance)
+    assert found.at(0.0) > found.at(0.95)
 
 
 def test_lru_sets_too_small_for_a_block_keep_none() -> None:
@@ -192,7 +188,7 @@ def test_a_tail_costs_a_large_job_more() -> None:
     """The slowest of many requests is slower: in lock-step, more ranks wait for it."""
     shape = DataShape(num_samples=10**7, block_samples=BLOCK_SAMPLES, num_bytes=10**7 * SAMPLE_BYTES)
     au = []
-    for num_nodes in (1, 16, 256):
+    for num_nodes in (1, 256):
         job = make_job(
             shape=shape,
             num_nodes=num_nodes,
@@ -204,7 +200,7 @@ def test_a_tail_costs_a_large_job_more() -> None:
             shuffle=ShuffleConfig(lanes=2 * num_nodes),
         )
         au.append(predict(job, num_steps=32).first.au)
-    assert au[0] > au[1] > au[2]
+    assert au[0] > au[1] + 0.02
 
 
 def test_ranks_that_share_lanes_ask_for_blocks_again() -> None:
