@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
+
+from dalipipe.masking import masked_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class ObjectInfo:
     etag: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StorageConfig:
     """How stores are reached (`storage.*`)."""
 
@@ -44,7 +46,7 @@ class StorageConfig:
     """An AWS credentials file that something else renews; read again before its credentials expire."""
     profile: str = "default"
     """The section of `credentials_file`."""
-    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    options: dict[str, Any] = field(default_factory=dict)
     """What a client takes beyond its URL: an fsspec file system (`+storage.options.user=me`), or, by names that begin
     with `aws_`, `google_` or `azure_`, that of S3, GCS or Azure (`+storage.options.azure_storage_account_name=me`)."""
     endpoint_url: str | None = None
@@ -59,6 +61,10 @@ class StorageConfig:
     page_cache: str = "drop"
     """Plain files: whether ranges that were read stay in the page cache: `drop` (a lake passes through; what is to be
     near is the node tier's to say), or `keep` (a small set that is streamed from a local disk every epoch)."""
+
+    def __repr__(self) -> str:
+        shown = masked_settings({name.name: getattr(self, name.name) for name in fields(self)})
+        return f"StorageConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class Store(Protocol):

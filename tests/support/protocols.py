@@ -25,6 +25,7 @@ class _Quiet(ThreadingHTTPServer):
 
 class Base(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes: 40 ms an answer else
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         pass

@@ -104,6 +104,12 @@ def test_name_node(hdfs: int, refused: str, caplog: pytest.LogCaptureFixture) ->
     # The client puts this option into the query of each request, and requests repeats that in its errors.
     config = StorageConfig(retries=0, request_timeout_s=10, options={"token": SECRET})
     check(open_store(f"webhdfs://{refused}/set", config), caplog, least=8)
+
+
+def test_configuration_shows_no_secret_and_the_rest() -> None:
+    config = StorageConfig(endpoint_url=f"http://me:{SECRET}@h:9000", options={"password": SECRET, "user": "me"})
+    assert "endpoint_url='http://***@h:9000'" in repr(config)
+    assert "options={'password': '***', 'user': 'me'}" in repr(config)
     assert SECRET not in repr(config)
 
 
