@@ -218,7 +218,7 @@ def _thrash(job: Job) -> None:
         "cache.tiers.node.capacity=20KiB",
         "prefetch.threads=1",
         "prefetch.memory_cap=64KiB",
-        epochs=3,
+        epochs=2,
         most_steps=32,
         forward_s=0.005,
     )
