@@ -24,6 +24,8 @@ class SftpServer:
     key_file: Path
     """The private key that `USER` gets in with, beside the password."""
     logins: int = 0
+    hangs: bool = False
+    """Reads of files are not answered while this is set."""
     drop: Any = None
     """Breaks all connections when called."""
 
@@ -65,6 +67,12 @@ def sftp_server(folder: Path, *, root: Path | None = None) -> Iterator[SftpServe
         def auth_completed(self) -> None:
             server.logins += 1
 
+    class Files(asyncssh.SFTPServer):  # type: ignore[misc,name-defined]
+        async def read(self, file_obj: Any, offset: int, size: int) -> bytes:
+            while server.hangs:
+                await asyncio.sleep(0.02)
+            return bytes(super().read(file_obj, offset, size))
+
     loop = asyncio.new_event_loop()
 
     async def listen() -> Any:
@@ -73,7 +81,7 @@ def sftp_server(folder: Path, *, root: Path | None = None) -> Iterator[SftpServe
             0,
             server_factory=Login,
             server_host_keys=[host_key],
-            sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=str(root).encode()),
+            sftp_factory=lambda channel: Files(channel, chroot=str(root).encode()),
         )
 
     async def end(listener: Any) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -104,6 +105,21 @@ def test_broken_connection_is_made_again(server: SftpServer) -> None:
     assert bytes(store.read("x", 0, 4)) == b"0123"
     store.close()
     assert server.logins == before + 1
+
+
+def test_server_that_hangs_in_a_read_ends_at_the_read_timeout_and_can_be_read_afterwards(server: SftpServer) -> None:
+    settings = replace(config(server), retries=0, read_timeout_s=0.5)
+    store = open_store(server.url("hangs"), settings)
+    store.put("x", bytes(100_000))
+    server.hangs = True
+    try:
+        with pytest.raises(StorageTimeoutError, match=r"cannot read sftp://\S+/hangs/x: no answer within 0\.5 s"):
+            store.read("x", 0, 70_000)
+    finally:
+        server.hangs = False
+    # The late answer of the first read must not be taken for the second's.
+    assert bytes(store.read("x", 99_990, 100_000)) == bytes(10)
+    store.close()
 
 
 @pytest.mark.parametrize(
