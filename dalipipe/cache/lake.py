@@ -17,6 +17,8 @@ from dalipipe.errors import (
     StorageTimeoutError,
 )
 from dalipipe.shards.digest import NO_DIGEST, digest64
+from dalipipe.storage.ranges import PART_BYTES
+from dalipipe.storage.url import OBJECT_SCHEMES, scheme_of
 from dalipipe.telemetry import Recorder, Stage
 
 if TYPE_CHECKING:
@@ -74,6 +76,9 @@ class LakeReader:
         self._store = store
         self._recorder = recorder
         self._first = first
+        # The answer to one request of these stores is memory of its own; plain files are read into a buffer, and fsspec
+        # copies in any case.
+        self._hands_over = scheme_of(store.url) in OBJECT_SCHEMES
 
     def read(self, block: int) -> memoryview:
         """Returns the block's bytes, uint8 [block_bytes], read-only, its extents joined.
@@ -83,6 +88,9 @@ class LakeReader:
             StorageError: the store failed for good.
         """
         extents = self._manifest.extents(block)
+        if self._hands_over and len(extents) == 1 and extents[0].stop - extents[0].start <= PART_BYTES:
+            with self._recorder.span(Stage.LAKE):
+                return self._read_checked(extents[0]).toreadonly()
         buffer = np.empty(sum(extent.stop - extent.start for extent in extents), np.uint8).data
         at = 0
         with self._recorder.span(Stage.LAKE):
@@ -92,20 +100,20 @@ class LakeReader:
                 at += num_bytes
         return buffer.toreadonly()
 
-    def _read_checked(self, extent: Extent, into: memoryview) -> None:
+    def _read_checked(self, extent: Extent, into: memoryview | None = None) -> memoryview:
         key, stated, found = extent.shard, extent.digest, 0
         if stated == NO_DIGEST and self._first is not None:
             stated = self._first.get(extent.part)
         for attempt in range(2):
             if attempt:
                 self._recorder.add("retries")
-            self._read_extent(key, extent, into)
-            self._recorder.add("bytes_read.lake", len(into))
-            found = digest64(into)
+            data = self._read_extent(key, extent, into)
+            self._recorder.add("bytes_read.lake", len(data))
+            found = digest64(data)
             if stated == NO_DIGEST and self._first is not None:
                 stated = self._first.keep(extent.part, found)
             if stated in (found, NO_DIGEST):
-                return
+                return data
         where = f"bytes [{extent.start}, {extent.stop}) of {self._store.url}/{key} have xxh3-64 {found:016x}"
         if extent.digest == NO_DIGEST and self._first is not None:
             raise IntegrityError(
@@ -118,9 +126,9 @@ class LakeReader:
             "copy it again from where it came, or pack again; `dalipipe verify` lists all that is damaged"
         )
 
-    def _read_extent(self, key: str, extent: Extent, into: memoryview) -> None:
+    def _read_extent(self, key: str, extent: Extent, into: memoryview | None) -> memoryview:
         try:
-            self._store.read(key, extent.start, extent.stop, into=into)
+            return self._store.read(key, extent.start, extent.stop, into=into)
         except (ObjectNotFoundError, AccessDeniedError, StorageTimeoutError):
             raise
         except StorageError as error:
