@@ -8,7 +8,6 @@ that were all killed. `cache.tiers.memory.keep` leaves a mark that keeps a data 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from dalipipe.cache.blockstore import LOCKS_NAME
@@ -47,30 +46,32 @@ class Tenancy:
 def sweep(config: CacheConfig) -> None:
     """Takes away the data sets in shared memory that nobody uses and nobody wanted kept: of killed jobs."""
     root = memory_root(config)
-    for folder in _sets(root) if config.tiers.memory.dir else (each for mark in _folders(root) for each in _sets(mark)):
+    # A folder that the user named may hold others' things: there a lock file marks what is a data set's.
+    if config.tiers.memory.dir:
+        sets = [folder for folder in _folders(root) if (folder / LOCKS_NAME).is_file()]
+    else:
+        sets = [folder for mark in _folders(root) for folder in _folders(mark)]
+    for folder in sets:
         if not (folder / KEEP_NAME).exists():
             with contextlib.suppress(OSError):  # another user's, in a folder that several share
+                if not (folder / LOCKS_NAME).exists():
+                    remove_set(folder)  # of a job that was killed before it had marked it
                 _take_away(config, folder)
 
 
 def _take_away(config: CacheConfig, folder: Path) -> None:
     unused = lock_unused(folder / LOCKS_NAME)
-    if unused is None:
-        return
-    try:
-        remove_passing(folder)
-        if not (folder / KEEP_NAME).exists():
-            remove_set(folder)
-    finally:
-        unused.release()
+    if unused is not None:
+        try:
+            remove_passing(folder)
+            if not (folder / KEEP_NAME).exists():
+                remove_set(folder)
+        finally:
+            unused.release()
     if not config.tiers.memory.dir:
         with contextlib.suppress(OSError):  # others have data sets there
             folder.parent.rmdir()
             memory_root(config).rmdir()
-
-
-def _sets(root: Path) -> Iterator[Path]:
-    return (folder for folder in _folders(root) if (folder / LOCKS_NAME).is_file())
 
 
 def _folders(root: Path) -> list[Path]:

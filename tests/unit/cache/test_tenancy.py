@@ -17,7 +17,7 @@ from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersCo
 from dalipipe.cache.folders import memory_folder
 from dalipipe.cache.inspect import clear, stat
 from dalipipe.cache.open import Readers, open_cache
-from dalipipe.cache.tenancy import Tenancy
+from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.errors import ConfigError
 from dalipipe.telemetry import Recorder
@@ -142,6 +142,9 @@ def test_in_the_default_place_the_folders_above_go_too(root: Path, monkeypatch: 
     assert [path.name for path in root.rglob("x")] == ["x"]
     second.leave()
     second.leave()
+    assert sorted(path.name for path in root.iterdir()) == ["memory"]
+    (memory_folder(config) / "unmarked" / "passing").mkdir(parents=True)  # of a job killed as it began
+    sweep(other)
     assert sorted(path.name for path in root.iterdir()) == ["memory"]
 
 
