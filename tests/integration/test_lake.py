@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +27,9 @@ from dalipipe.shards.manifest import Manifest
 from dalipipe.storage import StorageConfig, open_store
 from tests.conftest import NUM_IMAGES
 from tests.support.faultproxy import Fault, FaultProxy, Request, fault_proxy, s3_error
+from tests.support.gcs import TOKEN, gcs_fake
 from tests.support.host import slowness
+from tests.support.protocols import alluxio_worker
 from tests.support.seaweed import S3Server, s3_server
 from tests.support.sftp import PASSWORD, USER, sftp_server
 
@@ -291,6 +294,35 @@ def test_a_set_on_an_sftp_server_is_packed_and_trained_on(
             found = epoch_of(loader)
     assert sorted(found) == sorted(expected)
     assert all(torch.equal(found[sample], image) for sample, image in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["gs", "alluxio"])
+def test_a_set_behind_a_fake_of_its_store_is_trained_on(
+    packed: Path, expected: dict[int, torch.Tensor], tmp_path: Path, kind: str
+) -> None:
+    """From keys on the command line to batches; the fakes: tests/support."""
+    with ExitStack() as stack:
+        if kind == "gs":
+            url = "gs://bucket/the-set"
+            endpoint = stack.enter_context(gcs_fake())
+            words = [f"storage.gs_endpoint_url={endpoint}", f"+storage.options.google_bearer_token={TOKEN}"]
+            config = StorageConfig(gs_endpoint_url=endpoint, options={"google_bearer_token": TOKEN})
+        else:
+            pytest.importorskip("alluxiofs")
+            worker = stack.enter_context(alluxio_worker("s3://under"))
+            url = f"alluxio://{worker.host}:{worker.port},{worker.host}:{worker.port}/the-set"
+            words, config = ["+storage.options.ufs=s3://under"], StorageConfig(options={"ufs": "s3://under"})
+        store = open_store(url, config)
+        for file in packed.rglob("*"):
+            if file.is_file() and ".pack" not in file.parts:
+                store.put(str(file.relative_to(packed)), file)
+        store.close()
+        run = tmp_path / "run"
+        with load(url, tmp_path / "cache", *words, f"run_dir={run}") as loader:
+            found = epoch_of(loader)
+    assert sorted(found) == sorted(expected)
+    assert all(torch.equal(found[sample], image) for sample, image in expected.items())
+    assert not [path for path in run.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
 TRAIN = """
