@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.config import CacheConfig, MemoryConfig, PoolConfig, TierConfig, TiersConfig
+from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersConfig
 from dalipipe.errors import ConfigError, DataError
 from dalipipe.loader.config import LoaderConfig
 from dalipipe.metrics.evidence import RankSteps, Run, open_run
@@ -26,6 +26,7 @@ from dalipipe.simulate.latency import LognormalLatency, MeasuredLatency
 from dalipipe.simulate.plan import Measured, Settings, make_job
 from dalipipe.storage.store import StorageConfig
 from dalipipe.telemetry import LATENCY_BOUNDS_S
+from dalipipe.units import parse_capacity
 
 _BLOCKS, _DECODING = "lake_block_s", ("decode", "resize", "normalize", "salvage", "handover")
 _MOST_FETCHES = 20_000
@@ -92,12 +93,13 @@ def observe(folder: Path) -> ObservedRun:
     """Reads a run folder.
 
     Raises:
+        ConfigError: there is no such folder, or the run did what is not simulated.
         DataError: it holds no run, no finished step, no latencies of the lake, or was written by another release.
     """
     if not folder.is_dir():
         raise ConfigError(f"plan.from={folder} is no folder; give the run_dir of a job that has run")
     run = open_run(folder)
-    settings = _settings(folder / "config.json")
+    settings = _settings(folder / "config.json", int(_fact(run, "memory_bytes", folder)))
     num_gpus = len(run.ranks)
     ranks_per_node = sum(rank.node == run.ranks[0].node for rank in run.ranks)
     steps = [rank for rank in run.steps if len(rank.wall_s)]
@@ -222,28 +224,34 @@ def _fact(run: Run, name: str, folder: Path) -> float:
     return value
 
 
-def _settings(path: Path) -> Settings:
+def _settings(path: Path, memory_bytes: int) -> Settings:
+    """What the run was configured to do, as far as it can be simulated: fractions of the host's memory as bytes, and
+    neither a pool nor blocks that are brought ahead of the window."""
     try:
         told = json.loads(path.read_bytes())
-        tiers = told["cache"]["tiers"]
+        if told["data"]["mix"] or told["data"]["repeat"]:
+            raise ConfigError(
+                f"{path}: the run read several data sets, or some samples more often (data.mix, data.repeat), and plan "
+                "simulates one data set, each sample once an epoch"
+            )
+        cache, tiers = _of(CacheConfig, told["cache"]), told["cache"]["tiers"]
+        memory = parse_capacity(tiers["memory"]["capacity"], memory_bytes, "cache.tiers.memory.capacity")
+        cache["tiers"] = TiersConfig(
+            node=TierConfig(**_of(TierConfig, tiers["node"])), memory=MemoryConfig(capacity=memory)
+        )
+        prefetch = PrefetchConfig(**_of(PrefetchConfig, told["prefetch"]))
+        cap_bytes = parse_capacity(prefetch.memory_cap, memory_bytes, "prefetch.memory_cap")
         return Settings(
-            cache=CacheConfig(
-                **{
-                    **_of(CacheConfig, told["cache"]),
-                    "tiers": TiersConfig(
-                        pool=PoolConfig(**_of(PoolConfig, tiers["pool"])),
-                        node=TierConfig(**_of(TierConfig, tiers["node"])),
-                        memory=MemoryConfig(**_of(MemoryConfig, tiers["memory"])),
-                    ),
-                }
-            ),
+            cache=CacheConfig(**cache),
             shuffle=ShuffleConfig(**_of(ShuffleConfig, told["shuffle"])),
-            prefetch=PrefetchConfig(**_of(PrefetchConfig, told["prefetch"])),
+            prefetch=replace(prefetch, memory_cap=cap_bytes, whole_epoch=False),
             loader=LoaderConfig(**_of(LoaderConfig, told["loader"])),
             storage=StorageConfig(**_of(StorageConfig, told["storage"])),
         )
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; give the folder of a run of this release") from error
+    except ConfigError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not the configuration of a run of this release: {error!r}") from error
 

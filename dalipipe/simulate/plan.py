@@ -24,7 +24,7 @@ from dalipipe.units import format_bytes, parse_bytes, parse_capacity
 
 _GOOD_AU = 0.95
 _MOST_GPUS = 1 << 20
-_BATCH_SIZE = 256
+_BATCH_SIZE, _LEAST_STEPS = 256, 16
 _LATENCY_S, _P99_OVER_MEDIAN = 0.05, 6.0
 
 
@@ -150,7 +150,7 @@ def make_job(settings: Settings, shape: DataShape, num_gpus: int, measured: Meas
     """The job of a configuration on `num_gpus` GPUs. Arguments and errors as `make_plan`."""
     plan, measured = settings.plan, measured or Measured()
     nodes = num_nodes(plan, num_gpus)
-    batch_size = rank_batch_size(settings.loader, num_gpus)
+    batch_size = rank_batch_size(settings.loader, num_gpus, shape.num_samples)
     step_s = step_time(
         plan,
         batch_size=batch_size,
@@ -230,8 +230,12 @@ def num_nodes(plan: PlanConfig, num_gpus: int) -> int:
     return max(1, num_gpus // per_node)
 
 
-def rank_batch_size(loader: LoaderConfig, num_gpus: int) -> int:
-    """Samples a step of one rank. Raises ConfigError where both sizes are given, or one cannot be."""
+def rank_batch_size(loader: LoaderConfig, num_gpus: int, num_samples: int) -> int:
+    """Samples a step of one rank: where none is given 256, or fewer so that an epoch has 16 steps.
+
+    Raises:
+        ConfigError: both sizes are given, or one cannot be.
+    """
     local, total, replicas = loader.batch_size, loader.global_batch_size, loader.replicas
     if local is not None and total is not None:
         raise ConfigError(
@@ -245,7 +249,9 @@ def rank_batch_size(loader: LoaderConfig, num_gpus: int) -> int:
             f"loader.global_batch_size={total} must divide by the {groups} ranks (or groups of replicas); nearest: "
             f"{max(1, total // groups) * groups}"
         )
-    size = total // groups if total is not None else _BATCH_SIZE if local is None else local
+    size = max(1, min(_BATCH_SIZE, num_samples // (_LEAST_STEPS * groups))) if local is None else local
+    if total is not None:
+        size = total // groups
     if size < 1:
         raise ConfigError(f"loader.batch_size={size} must be at least 1")
     return size

@@ -72,6 +72,13 @@ def test_a_data_set_by_its_url(capsys: pytest.CaptureFixture[str], packed: Path)
     assert {name: facts[name] for name in told["cross_node_reads"]} == told["cross_node_reads"]
 
 
+def test_a_small_set_needs_no_batch_size(capsys: pytest.CaptureFixture[str], packed: Path) -> None:
+    told = plan(capsys, f"data.url={packed}", "plan.gpus_per_node=8", "plan.gpu_read_rate=1.5GB", "plan.cover_s=180")
+    assert told["node_cache_bytes"] == 8 * 1_500_000_000 * 180
+    assert told["batch_size"] == 1
+    assert told["gpus"] == 8
+
+
 def test_a_table_of_several_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*FIGURES, "plan.step_s=0.1", "plan.gpus=[1,2,4]", "cost.gpu_hour=3", "plan.lake_bandwidth=1MB")
     told = plan(capsys, *words)
@@ -128,6 +135,22 @@ def test_a_run_of_several_ranks(capsys: pytest.CaptureFixture[str], run_dir: Pat
     assert "2 of 2 GPUs" in told["calibration"]["about"]
 
 
+def test_what_a_run_had_of_the_host_is_in_bytes(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run_dir, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["prefetch"] |= {"memory_cap": 0.5, "whole_epoch": True}
+    config["cache"]["tiers"]["memory"]["capacity"] = 0.1
+    config["cache"]["tiers"]["pool"]["url"] = "s3://near/pool"
+    (copy / "config.json").write_text(json.dumps(config))
+    told = plan(capsys, f"plan.from={copy}")
+    memory = json.loads((copy / "ranks" / "00000.json").read_text())["facts"]["memory_bytes"]
+    assert told["cache_bytes"] == told["node_cache_bytes"] + int(0.1 * memory)
+    assert told["hit_ratio"] == 1.0
+
+
 def test_a_run_without_a_ledger_is_not_compared(
     capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +186,13 @@ def test_a_folder_that_tells_nothing_is_refused(
         code, said = refused(capsys, f"plan.from={copy}")
         assert code == 1
         assert says in said
+    mixed = tmp_path / "mixed"
+    shutil.copytree(run_dir, mixed)
+    config = json.loads((mixed / "config.json").read_text())
+    (mixed / "config.json").write_text(json.dumps({**config, "data": {**config["data"], "mix": {"a": 1.0}}}))
+    code, said = refused(capsys, f"plan.from={mixed}")
+    assert code == 2
+    assert "plan simulates one data set" in said
     torn = tmp_path / "torn"
     shutil.copytree(run_dir, torn)
     (torn / "config.json").write_text("{")

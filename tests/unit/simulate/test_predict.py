@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dalipipe.order.config import ShuffleConfig
@@ -131,6 +131,19 @@ def test_more_of_the_lake_never_lowers_utilisation() -> None:
         assert au[0] < 0.7
         assert au[-1] > 0.99
     assert 0.25 < found[0].first.au < 0.4
+
+
+@given(shares=st.lists(st.floats(0.2, 3.0), min_size=2, max_size=2), seed=st.integers(0, 1000), streams=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_no_pair_of_lakes_has_the_slower_one_ahead(shares: list[float], seed: int, streams: bool) -> None:
+    job = make_job(1024, latency=LognormalLatency(0.05, 0.3), prefetch=PrefetchConfig())
+    if streams:
+        job = dataclasses.replace(job, policy="stream", budgets={})
+    slow, fast = (
+        predict(dataclasses.replace(job, lake_rate=share * needs(job)), seed=seed) for share in sorted(shares)
+    )
+    assert slow.first.au <= fast.first.au + 1e-3
+    assert slow.later.au <= fast.later.au + 1e-3
 
 
 def test_a_lake_that_gives_half_feeds_half() -> None:
