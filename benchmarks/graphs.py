@@ -6,9 +6,10 @@
 T1 = random resized crop 224, flip, float32 NCHW; T2 = short side 256, centre crop 224. Raw DALI is `readers.file` with
 `DALIGenericIterator`, its decode fused with the random crop (T1) and its resize fused with the centre crop (T2). Both
 run in this process in turn, round by round, so that whatever else the machine does hits both; a ratio is the median
-over rounds. CPU is user + system time of the whole process. Two lines compare our two resize kernels, the last two
-`graph.jpeg_scale=auto` with `off` on enlarged files. Without a FOLDER of JPEGs, 500 x 375 crops of the photographs that
-scikit-image ships.
+over rounds. CPU is user + system time of the whole process. Two lines compare our two resize kernels, one has the time
+of the resize alone (one thread, the middle of a 500 x 375 image to 224: to uint8 by torch, by each path of our kernel,
+and by its best one to float32), the last two compare `graph.jpeg_scale=auto` with `off` on enlarged files. Without a
+FOLDER of JPEGs, 500 x 375 crops of the photographs that scikit-image ships.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from dalipipe.demo.lake import shipped_photos
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
-from dalipipe.graphs.native import load_native
+from dalipipe.graphs.native import PATHS, Values, load_native, normalised
+from dalipipe.graphs.resize import resize_into
 from dalipipe.graphs.source import open_source
 from dalipipe.order.step import Sample, Step
 from dalipipe.shards.imageheader import parse_image_header
@@ -40,6 +44,7 @@ _WARM_BATCHES = 4
 _SETTLE_S = 0.3
 _CUT = (500, 375)
 _TASKS = {"T1": "image_train", "T2": "image_eval"}
+_PARTS = [*_TASKS, "kernels", "resize", "jpeg_scale"]
 
 
 class MemorySteps:
@@ -193,6 +198,36 @@ def settings(
     }
 
 
+def windows(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of CPU that the resize of one decoded window takes, by kernel: medians over rounds."""
+    side, size, num = 331, 224, args.batch_size
+    images = list(np.random.Generator(np.random.Philox(0)).integers(0, 256, (num, side, side, 3), dtype=np.uint8))
+    scale, mirror = np.full((num, 2), side / size), np.zeros(num, np.int32)
+    levels, floats = np.zeros((num, size, size, 3), np.uint8), np.zeros((num, 3, size, size), np.float32)
+    graph, spent = GraphConfig(), defaultdict[str, list[float]](list)
+    paths = {kernel.name: kernel for path in range(len(PATHS)) if (kernel := load_native(path=path)) is not None}
+
+    def timed(name: str, work: Callable[[], None]) -> None:
+        began = time.thread_time()
+        work()
+        spent[name].append((time.thread_time() - began) / num * 1e3)
+
+    def by_torch() -> None:
+        for image, out in zip(images, levels, strict=True):
+            resize_into(torch.from_numpy(image), torch.from_numpy(out))
+
+    for _ in range(args.rounds):
+        timed("torch", by_torch)
+        for name, kernel in paths.items():
+            ways: dict[str, tuple[Any, Values | None]] = {"": (levels.transpose(0, 3, 1, 2), None)}
+            if kernel is list(paths.values())[-1]:
+                ways[" to float32"] = (floats, normalised("float32", graph.mean, graph.std))
+            for way, (out, values) in ways.items():
+                job = kernel.job(images, out, begin=scale * 0, scale=scale, mirror=mirror, values=values)
+                timed(f"{name}{way}", job.run)
+    return {f"{name}_ms": round(statistics.median(times), 4) for name, times in spent.items()}
+
+
 def compare(task: str, files: list[Path], args: argparse.Namespace) -> dict[str, float]:
     """Medians of both peers and of the ratios within each round."""
     peers: dict[str, Ours | RawDali] = {
@@ -226,7 +261,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--only", choices=[*_TASKS, "kernels", "jpeg_scale"], help="one part instead of all")
+    parser.add_argument("--only", choices=_PARTS, help="one part instead of all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="two short rounds: shows that it runs, not how fast")
     args = parser.parse_args()
@@ -236,7 +271,7 @@ def main() -> None:
         files = jpegs_in(args.folder or cut_photographs(Path(scratch), 128))
         if not files:
             parser.error(f"no JPEG under {args.folder}")
-        wanted = [args.only] if args.only else [*_TASKS, "kernels", "jpeg_scale"]
+        wanted = [args.only] if args.only else _PARTS
         results = {task: compare(task, files, args) for task in _TASKS if task in wanted}
         if "kernels" in wanted and load_native() is not None:
             for task in _TASKS:
@@ -244,6 +279,8 @@ def main() -> None:
                     task, files, args, key="resize_kernel", values=("native", "torch"), size=args.batch_size
                 )
                 results[f"{task} native against torch kernel"] = figures
+        if "resize" in wanted:
+            results["resize alone"] = windows(args)
         large = enlarge(files, Path(scratch, "large"), 16 if args.quick else 64) if "jpeg_scale" in wanted else []
         for task in _TASKS if large else ():
             size = min(args.batch_size, 16)
