@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -215,6 +217,28 @@ def test_a_stuck_source_is_an_error_and_close_stays_fast() -> None:
         release.set()
         begin = time.perf_counter()
     assert time.perf_counter() - begin < 2.5
+
+
+def test_an_interrupt_while_the_source_starts_or_is_closed_leaves_nothing_behind() -> None:
+    CountingSource.alive = 0
+
+    class Interrupting(CountingSource):
+        def close(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            super().close()
+
+    def start(epoch: int, step: int) -> CountingSource:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Interrupting(epoch, step)
+
+    loader = make(start=start)
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    assert CountingSource.alive == 1, "the interrupt waited until the source had an owner"
+    with pytest.raises(KeyboardInterrupt):
+        loader.close()
+    assert CountingSource.alive == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
 
 
 def test_a_closed_loader_says_so(loader: Loader) -> None:
