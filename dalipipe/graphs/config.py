@@ -51,7 +51,7 @@ class GraphConfig:
     layout: str = "NCHW"
     """`NCHW`, or `NHWC` in memory with the same [B, C, H, W] shape (torch's channels_last)."""
     resize_kernel: str = "auto"
-    """CPU: `native` (compiled when the package was installed), `torch` (a third slower, within one level of it), or
+    """CPU: `native` (compiled when the package was installed), `torch` (more CPU time; within one level of it), or
     `auto`: native where it is there."""
     num_threads: int = 0
     """Decode threads; 0 = the CPUs this process may use, divided by the ranks of the node."""

@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-#define VERSION 1
+#define VERSION 1       /* also in native.py; raised with every change of Task, Target or a function's arguments */
 #define GROUP 4         /* taps that a vector instruction takes at once */
 #define SLACK 32        /* bytes that vector stores may write behind a row of scratch */
 #define MOST_BITS 22

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
+import shutil
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +33,9 @@ def build_hook() -> ModuleType:
 def kernels() -> tuple[NativeResize, ...]:
     """One kernel a path that this CPU has, the plain one first; skips where there is no compiler."""
     # Not the installed one, which may be of another state of the source.
-    library = Path(tempfile.mkdtemp(prefix="dalipipe-kernel-"), "libresize.so")
+    folder = Path(tempfile.mkdtemp(prefix="dalipipe-kernel-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libresize.so"
     reason = build_hook().build_library(library)
     if reason:
         pytest.skip(f"the native kernel cannot be built here: {reason}")
