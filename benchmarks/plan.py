@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.lake import lake, make_data
+from benchmarks.lake import make_data
 from dalipipe.cache.config import CacheConfig, TierConfig, TiersConfig
 from dalipipe.loader.config import LoaderConfig
 from dalipipe.shards.manifest import Manifest
@@ -31,6 +31,7 @@ from dalipipe.simulate.config import PlanConfig
 from dalipipe.simulate.job import Sample, simulate
 from dalipipe.simulate.plan import Settings, make_job
 from dalipipe.storage import StorageConfig, open_store
+from tests.support.emulation import lake
 
 BATCH_SIZE = 32
 SAMPLE_BYTES = 110_000
@@ -112,8 +113,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one lake, for `make bench`")
     parser.add_argument("--only", default="", help=f"of the lakes: {', '.join(LAKES)}")
     parser.add_argument("--images", type=int, default=0, help="images of the data set (1536; quick: 384)")
-    parser.add_argument("--step", type=float, default=0.2, help="seconds of the emulated step")
+    parser.add_argument("--step", type=float, default=0.0, help="seconds of the emulated step (0.2; quick: 0.1)")
     args = parser.parse_args()
+    step_s = args.step or (0.1 if args.quick else 0.2)
     names = args.only.split(",") if args.only else ["too little"] if args.quick else list(LAKES)
     lakes = {name: LAKES[name] for name in names}
     found = {}
@@ -123,7 +125,7 @@ def main() -> None:
         for lake_name, (share, latency_s) in lakes.items():
             work = root / lake_name.replace(" ", "-")
             work.mkdir()
-            found[lake_name] = one_lake(folder, work, step_s=args.step, share=share, latency_s=latency_s)
+            found[lake_name] = one_lake(folder, work, step_s=step_s, share=share, latency_s=latency_s)
             print(json.dumps({lake_name: found[lake_name]}), file=sys.stderr, flush=True)
     points = [abs(one[key]) for one in found.values() for key in ("from_figures_points", "from_run_points")]
     print(json.dumps({"lakes": found, "largest_difference_points": max(points)}, indent=2))
