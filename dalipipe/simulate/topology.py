@@ -44,7 +44,7 @@ def cross_node_reads(manifest: Manifest, num_nodes: int) -> CrossNodeReads:
     before = np.maximum(after - 1, 0)
     nearest = np.where(np.abs(ends[before] - wanted) < np.abs(ends[after] - wanted), ends[before], ends[after])
     sizes = np.diff([0, *nearest.tolist(), manifest.num_samples])
-    largest = float(sizes.max()) * num_nodes / manifest.num_samples
+    largest = round(float(sizes.max()) * num_nodes / manifest.num_samples, 4)
     return CrossNodeReads(
         nodes=num_nodes,
         shards_of_two_nodes=shards,

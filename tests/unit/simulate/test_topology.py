@@ -31,7 +31,7 @@ def test_runs_that_cut_shards_cross_nodes_and_whole_shards_are_uneven(
     found = cross_node_reads(manifest_of(sizes), nodes)
     assert found.shards_of_two_nodes == shared
     assert found.cross_node_bytes == found.fewest_bytes > 0
-    assert found.largest_node == pytest.approx(largest)
+    assert found.largest_node == pytest.approx(largest, abs=1e-4)
 
 
 def test_one_node_shares_with_nobody() -> None:
