@@ -92,7 +92,7 @@ def _has_sound_tables(view: memoryview) -> bool:
 
 def _is_sound_frame(segment: memoryview) -> bool:
     """Whether a frame has 8 bits a sample, pixels, and components that are a whole part of the largest."""
-    if segment[0] != 8 or len(segment) != 6 + 3 * segment[5] or not (any(segment[1:3]) and any(segment[3:5])):
+    if segment[0] != 8 or not 6 < len(segment) == 6 + 3 * segment[5] or not (any(segment[1:3]) and any(segment[3:5])):
         return False
     across, down = ([factors >> shift & 15 for factors in segment[7::3]] for shift in (4, 0))
     for factors in (across, down):

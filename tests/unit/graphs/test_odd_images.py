@@ -123,6 +123,11 @@ def _patched(data: bytes, marker: bytes, at: int, value: int) -> bytes:
     return data[:place] + bytes([value]) + data[place + 1 :]
 
 
+def _without_components(data: bytes) -> bytes:
+    at = data.index(b"\xff\xc0")
+    return data[: at + 2] + b"\0\x08" + data[at + 4 : at + 9] + b"\0" + data[at + 19 :]
+
+
 BROKEN_HEADERS: dict[str, Callable[[bytes], bytes]] = {
     "more codes than bits allow": lambda data: _patched(data, b"\xff\xc4", 1, 3),
     "more codes than there can be": lambda data: _patched(data, b"\xff\xc4", 16, 255),
@@ -135,6 +140,7 @@ BROKEN_HEADERS: dict[str, Callable[[bytes], bytes]] = {
     "a frame of 12 bits": lambda data: _patched(data, b"\xff\xc0", 0, 12),
     "a frame of samplings that cannot be": lambda data: _patched(data, b"\xff\xc0", 7, 0x51),
     "a frame of another length": lambda data: _patched(data, b"\xff\xc0", 5, 9),
+    "a frame without components": _without_components,
     "two frames": lambda data: data[:2] + data[data.index(b"\xff\xc0") :][:19] + data[2:],
     "no frame": lambda data: data.replace(b"\xff\xc0", b"\xff\xfe"),
     "a process that is not supported": lambda data: data.replace(b"\xff\xc0", b"\xff\xc3"),
