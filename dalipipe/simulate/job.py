@@ -103,6 +103,12 @@ def ranks_are_apart(job: Job) -> bool:
     return signature.mode == "block" and signature.lanes % (job.num_gpus // job.replicas) == 0
 
 
+def nodes_are_apart(job: Job) -> bool:
+    """Whether each node has lanes of its own, so that no block is read by two nodes."""
+    signature = job.orders()(0).signature
+    return signature.mode == "block" and job.replicas == 1 and signature.lanes % job.num_nodes == 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """Who of a job is simulated one by one: the first ranks of some nodes. All others are like them."""

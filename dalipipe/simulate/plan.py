@@ -15,7 +15,7 @@ from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.shards.shape import DataShape
 from dalipipe.simulate.capacity import choose_policy, rule_bytes, step_time, tier_budgets
 from dalipipe.simulate.config import PlanConfig
-from dalipipe.simulate.job import Job, ranks_are_apart
+from dalipipe.simulate.job import Job, nodes_are_apart, ranks_are_apart
 from dalipipe.simulate.latency import Latency, LognormalLatency
 from dalipipe.simulate.predict import Outcome, open_bytes, predict
 from dalipipe.storage.budget import declared_rate
@@ -267,8 +267,9 @@ def _advice(job: Job, outcome: Outcome, needed_bytes: int) -> list[str]:
     signature = job.orders()(0).signature
     groups = job.num_gpus // job.replicas
     if signature.mode == "block" and not ranks_are_apart(job):
+        whom = "its node" if nodes_are_apart(job) else "nodes"
         advice.append(
-            f"shuffle.lanes={signature.lanes} for {groups} ranks: ranks share lanes, and each block is asked for "
+            f"shuffle.lanes={signature.lanes} for {groups} ranks: ranks share lanes, and each block is asked of {whom} "
             f"{later.read_again:.1f} times an epoch; set shuffle.lanes={groups}, or a multiple that divides the global "
             f"batch of {job.global_batch_size:,}"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dalipipe.cache.policies import block_hash
 from dalipipe.simulate.cluster import StepTrace
 from dalipipe.simulate.evicting import EVICTING, HitProfile, hit_profile
-from dalipipe.simulate.job import Job, Sample, ranks_are_apart, simulate
+from dalipipe.simulate.job import Job, Sample, nodes_are_apart, ranks_are_apart, simulate
 from dalipipe.simulate.tiers import kept_share
 from dalipipe.telemetry import LATENCY_BOUNDS_S
 
@@ -165,6 +165,9 @@ def _sample(job: Job) -> Sample:
     if job.num_gpus <= _MOST_RANKS and ranks_are_apart(job):
         return Sample(nodes=tuple(range(job.num_nodes)), ranks_a_node=job.ranks_per_node)
     ranks = min(_MOST_RANKS, job.ranks_per_node)
+    if not ranks_are_apart(job) and nodes_are_apart(job):
+        # Its ranks share each block that one of them brings: a part of them would ask the lake for more.
+        return Sample(nodes=(job.num_nodes // 2,), ranks_a_node=job.ranks_per_node)
     while ranks > 1 and ranks * _blocks_a_step(job) * _FEW_STEPS > _FETCHES_A_PLACE:
         ranks //= 2
     return Sample(nodes=(job.num_nodes // 2,), ranks_a_node=ranks)

@@ -226,6 +226,16 @@ def test_ranks_that_share_lanes_ask_for_blocks_again() -> None:
     assert shared.later.lake_bytes > 2 * apart.later.lake_bytes
 
 
+def test_ranks_that_share_the_lanes_of_their_node_read_the_lake_once() -> None:
+    job = make_job(262_144, num_nodes=16, ranks_per_node=4, batch_size=32, shuffle=ShuffleConfig(lanes=16))
+    job = dataclasses.replace(job, budgets={"node": job.shape.num_bytes})
+    outcome = predict(job, num_steps=48)
+    assert "4 of 64 GPUs" in outcome.about
+    assert outcome.first.read_again > 2
+    assert outcome.first.lake_bytes == pytest.approx(job.shape.num_bytes, rel=0.15)
+    assert outcome.later.lake_bytes == 0
+
+
 def test_open_blocks_above_the_memory_cap_are_fetched_again() -> None:
     shape = DataShape(num_samples=10**6, block_samples=BLOCK_SAMPLES, num_bytes=10**6 * SAMPLE_BYTES)
     job = make_job(shape=shape, policy="stream", budgets={}, memory_cap_bytes=20_000_000)
