@@ -7,7 +7,7 @@ the command line to every log line; the run folder to its configuration.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,8 +17,9 @@ HIDDEN = "***"
 # RFC 3986 ends the user part at the first `/`, `?` or `#`. People forget to escape those in a password, so the second
 # form looks behind them, unless what follows the colon is a port.
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^\s/?#]*)|([^\s/?#:@\[]+:(?!\d+(?:[/?#\s]|$))[^\s@]*))@")
-_SECRET_WORDS = r"sig|signature|token|secret|passw|pwd|credential|delegation|auth|key"
-_QUERY = re.compile(rf"([?&][\w.%-]*(?:{_SECRET_WORDS})[\w.%-]*=)[^&\s\"'<>#)]+", re.IGNORECASE)
+_SECRET_WORDS = r"sig|signature|token|secret|pass|pwd|credential|delegation|auth|key|sas|jwt"
+# Some servers take `;` between values; `#` begins what OAuth hands back.
+_QUERY = re.compile(rf"([?&;#][\w.%-]*(?:{_SECRET_WORDS})[\w.%-]*=)[^&\s\"'<>#)]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
 # A whole user part of these is a token as often as a name.
 _WEB = ("http", "https")
@@ -45,12 +46,22 @@ def secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
     What has fewer than four characters is left out: to replace it everywhere would only garble messages.
     """
-    found = [value for name, value in options.items() if isinstance(value, str) and _SECRET_NAME.search(name)]
+    found = list(_secret_options(options))
     for match in _USER.finditer(url):
         user, colon, password = (match[2] if match[2] is not None else match[3]).partition(":")
         found.append(password if colon else user if match[1].lower() in _WEB else "")
     found += [match[0].partition("=")[2] for match in _QUERY.finditer(url)]
     return tuple(sorted({form for value in found for form in (value, unquote(value)) if len(form) > 3}, key=_by_length))
+
+
+def _secret_options(options: Mapping[str, Any], *, is_secret: bool = False) -> Iterator[str]:
+    """The texts under a name of a secret; clients nest their options (`client_kwargs.headers.Authorization`)."""
+    for name, value in options.items():
+        hides = is_secret or _SECRET_NAME.search(str(name)) is not None
+        if isinstance(value, Mapping):
+            yield from _secret_options(value, is_secret=hides)
+        elif isinstance(value, str) and hides:
+            yield value
 
 
 def _by_length(secret: str) -> tuple[int, str]:
@@ -60,17 +71,18 @@ def _by_length(secret: str) -> tuple[int, str]:
 def masked_settings(settings: Any, *, within: str = "") -> Any:
     """Nested plain values as they may be kept: URLs are masked, and secret options of a client are hidden by name.
 
-    within: the name under which the values stand; below `options` the names are a client's own (`password`, `sas_key`).
+    within: the name under which the values stand; below `options`, at any depth, the names are a client's own
+    (`password`, `sas_key`, `client_kwargs.token`).
     """
     if isinstance(settings, Mapping):
         return {
-            name: HIDDEN
+            masked(name) if isinstance(name, str) else name: HIDDEN
             if within == "options" and value and _SECRET_NAME.search(str(name))
-            else masked_settings(value, within=str(name))
+            else masked_settings(value, within=within if within == "options" else str(name))
             for name, value in settings.items()
         }
     if isinstance(settings, (list, tuple)):
-        return [masked_settings(value) for value in settings]
+        return [masked_settings(value, within=within) for value in settings]
     return masked(settings) if isinstance(settings, str) else settings
 
 

@@ -28,6 +28,7 @@ from dalipipe.masking import masked, masked_settings, secrets_in
         ),
         ("/webhdfs/v1/x?op=OPEN&delegation=abc&user.name=me", "/webhdfs/v1/x?op=OPEN&delegation=***&user.name=me"),
         ("<a href='?token=abc'>", "<a href='?token=***'>"),
+        ("https://h/x?sas=abc&a=1;jwt=def#access_token=ghi", "https://h/x?sas=***&a=1;jwt=***#access_token=***"),
     ],
 )
 def test_secrets_are_taken_out(text: str, shown: str) -> None:
@@ -63,6 +64,8 @@ def test_known_secrets_are_hidden_wherever_they_stand() -> None:
     assert masked("login with a/secret and other failed", known) == "login with *** and *** failed"
     assert secrets_in("https://a-token@h/x?sv=1&sig=some%2Bthing", {}) == ("some%2Bthing", "some+thing", "a-token")
     assert secrets_in("s3://bucket/x", {}) == ()
+    nested = {"client_kwargs": {"headers": {"Authorization": "Bearer one"}, "auth": {"name": "me", "pw": "fore"}}}
+    assert secrets_in("s3://bucket/x", {**nested, "num": {"retries": 3}}) == ("Bearer one", "fore")
 
 
 def test_settings_lose_the_secret_options_of_a_client_by_name() -> None:
@@ -84,3 +87,14 @@ def test_an_error_shows_no_secret_wherever_it_was_raised(kind: type[DalipipeErro
     for shown in (error, pickle.loads(pickle.dumps(error))):
         assert str(shown) == "cannot read sftp://me:***@host/x"
         assert "secret" not in repr(shown)
+
+
+def test_settings_of_a_client_are_hidden_at_any_depth_and_urls_as_names_too() -> None:
+    settings = {
+        "options": {"client_kwargs": {"headers": [{"Authorization": "Bearer secret"}], "timeout": 3}},
+        "mix": {"sftp://me:secret@host/set": 1.0},
+    }
+    assert masked_settings(settings) == {
+        "options": {"client_kwargs": {"headers": [{"Authorization": "***"}], "timeout": 3}},
+        "mix": {"sftp://me:***@host/set": 1.0},
+    }
