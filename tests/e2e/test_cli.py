@@ -296,7 +296,7 @@ def test_a_signal_in_the_middle_of_a_run_leaves_nothing(
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_at_any_moment_leaves_nothing(packed: Path, tmp_path: Path, signum: signal.Signals) -> None:
     chance = random.Random(signum)
-    for number in range(30):
+    for number in range(15):
         root = tmp_path / str(number)
         with _start_bench(packed, root) as victim:
             try:

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 ACCOUNT = "devstoreaccount1"
 # Made up for the emulator; see its --help for how accounts are given.
@@ -57,11 +58,8 @@ def azurite(folder: Path, *, timeout_s: float = 60.0) -> Iterator[Azurite]:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
         try:
             server = Azurite(endpoint_url=f"http://127.0.0.1:{port}/{ACCOUNT}")
-            deadline_s = time.monotonic() + timeout_s
-            while not _make_container(server):
-                assert process.poll() is None, (folder / "azurite.log").read_text()
-                assert time.monotonic() < deadline_s, (folder / "azurite.log").read_text()
-                time.sleep(0.1)
+            log_text = (folder / "azurite.log").read_text
+            wait_until(lambda: _make_container(server), log_text, timeout_s=timeout_s, process=process)
             yield server
         finally:
             process.kill()

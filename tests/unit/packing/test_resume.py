@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from dalipipe.shards import Manifest
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
 from tests.support.images import write_image_tree
+from tests.support.waiting import wait_until
 
 NUM_IMAGES = 400
 
@@ -96,9 +96,7 @@ def test_killed_between_shards(tmp_path, lake, whole, die_at):
 def test_killed_at_any_moment_with_workers(tmp_path, lake, whole):
     target = tmp_path / "out"
     child = start_child(tmp_path, lake, target, die_at=10**9, workers=2)
-    deadline = time.monotonic() + 60
-    while not list(target.glob(".pack/*.done")) and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: child.poll() is not None or list(target.glob(".pack/*.done")), "a finished shard")
     child.kill()
     child.wait(timeout=60)
     run_pack(lake, target)

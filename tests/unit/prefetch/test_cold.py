@@ -20,6 +20,7 @@ from dalipipe.shards.manifest import Manifest
 from dalipipe.telemetry import Recorder
 from tests.contracts.prefetcher import BATCH_SIZE, check_bytes, orders_of
 from tests.support.lake import MemoryLake, image_set, open_folder
+from tests.support.waiting import wait_until
 
 STREAM = CacheConfig(policy="stream")
 
@@ -202,10 +203,7 @@ def test_whole_epoch_brings_every_block_that_the_node_keeps(
     needed = set(order.blocks(0, order.num_steps, np.arange(BATCH_SIZE)).blocks.tolist())
     prefetcher = start(manifest, lake, config, whole_epoch=True, depth=1)
     try:
-        deadline_s = time.monotonic() + 20
-        while not all(cache.contains(block) for block in needed):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: all(cache.contains(block) for block in needed), "all blocks of the epoch")
         before = sum(count for (key, _, _), count in lake.reads.items() if key.endswith(".tar"))
         for _ in range(order.num_steps):
             step = prefetcher.next()
@@ -222,10 +220,7 @@ def test_whole_epoch_stops_where_the_node_has_no_room(manifest: Manifest, lake: 
     prefetcher = start(manifest, lake, whole_epoch=True, depth=1, cold_steps=0, keeps=lambda block: True, threads=2)
     try:
         prefetcher.next().release()
-        deadline_s = time.monotonic() + 10
-        while not prefetcher.is_full():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(prefetcher.is_full, "a full window")
         time.sleep(0.2)
     finally:
         prefetcher.close()

@@ -18,6 +18,7 @@ from dalipipe.errors import (
     StorageTimeoutError,
 )
 from dalipipe.storage import StorageConfig, Store, open_store
+from tests.support.waiting import wait_until
 from tests.support.webserver import WebServer, web_server
 
 DATA = bytes(range(256)) * 64
@@ -96,7 +97,7 @@ def test_waiting_for_a_free_slot_counts_against_the_deadline(server: WebServer, 
     store = open_at(concurrency=1, retries=0, read_timeout_s=60, request_timeout_s=1.0)
     holder = threading.Thread(target=_expect, args=(store, StorageTimeoutError))
     holder.start()
-    _wait_for(lambda: bool(server.requests))
+    wait_until(lambda: bool(server.requests))
     start = time.monotonic()
     with pytest.raises(StorageTimeoutError):
         store.read("x", 0, 10)
@@ -111,7 +112,7 @@ def test_close_frees_a_reader_that_waits(server: WebServer, open_at: Callable[..
     outcome: list[BaseException | None] = []
     reader = threading.Thread(target=lambda: outcome.append(_expect(store, ClosedError)))
     reader.start()
-    _wait_for(lambda: bool(server.requests))
+    wait_until(lambda: bool(server.requests))
     start = time.monotonic()
     store.close()
     reader.join(5)
@@ -145,10 +146,3 @@ def _expect(store: Store, kind: type[Exception]) -> BaseException | None:
     except kind as error:
         return error
     return None
-
-
-def _wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)

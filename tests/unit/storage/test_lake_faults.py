@@ -18,6 +18,7 @@ from dalipipe.errors import ClosedError, StorageError, StorageTimeoutError
 from dalipipe.storage import StorageConfig, Store, open_store
 from tests.support.faultproxy import Fault, FaultProxy, Request, fault_proxy
 from tests.support.seaweed import S3Server
+from tests.support.waiting import wait_until
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 Open = Callable[..., tuple[Store, Counter[str]]]
@@ -210,8 +211,7 @@ def test_close_ends_a_read_that_backs_off(proxy: FaultProxy, open_lake: Open) ->
 
     reader = threading.Thread(target=read)
     reader.start()
-    while counts["retries"] < 3:
-        time.sleep(0.01)
+    wait_until(lambda: counts["retries"] >= 3, "three retries")
     began_s = time.monotonic()
     store.close()
     reader.join(5)
