@@ -272,8 +272,8 @@ def precheck_us(files: list[Path]) -> float:
 
 
 def memory_growth(peer: Loaded, epochs: int) -> dict[str, float]:
-    """Resident bytes after each epoch from the fourth on. A decoded batch more or less in flight is 2 % of them, so that
-    one epoch is compared with the median of all, and growth is told by the medians of the halves."""
+    """Resident bytes after each epoch from the fourth on. A decoded batch more or less in flight is 2 % of them: so one
+    epoch is compared with the median of all, and growth is told by the medians of the halves."""
     resident = []
     for _ in range(epochs):
         for _ in range(len(peer.loader)):
