@@ -8,6 +8,7 @@ that were all killed. `cache.tiers.memory.keep` leaves a mark that keeps a data 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from dalipipe.cache.blockstore import LOCKS_NAME
@@ -15,6 +16,7 @@ from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.folders import KEEP_NAME, memory_folder, memory_root
 from dalipipe.cache.inspect import remove_passing, remove_set
 from dalipipe.cache.locks import lock_unused, stay_alive
+from dalipipe.filelocks import open_file
 
 
 class Tenancy:
@@ -54,8 +56,8 @@ def sweep(config: CacheConfig) -> None:
     for folder in sets:
         if not (folder / KEEP_NAME).exists():
             with contextlib.suppress(OSError):  # another user's, in a folder that several share
-                if not (folder / LOCKS_NAME).exists():
-                    remove_set(folder)  # of a job that was killed before it had marked it
+                # Of a job that was killed before it had marked it, or of one that is about to: the lock tells.
+                os.close(open_file(folder / LOCKS_NAME))
                 _take_away(config, folder)
 
 

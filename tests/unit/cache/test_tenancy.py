@@ -7,15 +7,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from dalipipe.cache.blockstore import LOCKS_NAME
 from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersConfig
 from dalipipe.cache.folders import memory_folder
-from dalipipe.cache.inspect import clear, stat
+from dalipipe.cache.inspect import clear, remove_set, stat
+from dalipipe.cache.locks import lock_unused
 from dalipipe.cache.open import Readers, open_cache
 from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tiered import TieredCache
@@ -146,6 +149,32 @@ def test_in_the_default_place_the_folders_above_go_too(root: Path, monkeypatch: 
     (memory_folder(config) / "unmarked" / "passing").mkdir(parents=True)  # of a job killed as it began
     sweep(other)
     assert sorted(path.name for path in root.iterdir()) == ["memory"]
+
+
+def test_who_enters_while_an_unmarked_folder_is_swept_keeps_its_mark(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dalipipe.cache.folders.SHARED_MEMORY", root)
+    config = CacheConfig(dir=str(root / "node"))
+    folder = memory_folder(config) / "x"
+    folder.mkdir(parents=True)  # a job that has made its folder and not yet its mark
+    entered: list[Tenancy] = []
+    thread = threading.Thread(target=lambda: entered.append(Tenancy(config, "x", keep=False)))
+
+    def remove_slowly(path: Path) -> None:
+        thread.start()
+        thread.join(0.3)
+        remove_set(path)
+
+    monkeypatch.setattr("dalipipe.cache.tenancy.remove_set", remove_slowly)
+    sweep(config)
+    thread.join(10)
+    monkeypatch.undo()
+    monkeypatch.setattr("dalipipe.cache.folders.SHARED_MEMORY", root)
+    assert lock_unused(folder / LOCKS_NAME) is None, "who comes later sees the one who is there"
+    assert (folder / LOCKS_NAME).exists()
+    entered[0].leave()
+    assert not folder.exists()
 
 
 def test_a_cache_that_cannot_be_opened_leaves_nothing(root: Path) -> None:
