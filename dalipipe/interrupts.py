@@ -7,6 +7,7 @@ code takes the process with it when the interpreter goes away.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -90,8 +91,8 @@ class Stopping:
         number: the signal that came first, None while none did.
 
     Args:
-        ends_process: the process ends after this: signals that come later are ignored, so that they cannot break into
-            the exit of the interpreter.
+        ends_process: the process ends after this: signals that come later do not break into the exit of the
+            interpreter either, unless it takes longer than 15 s.
     """
 
     def __init__(self, *, ends_process: bool = False) -> None:
@@ -107,6 +108,8 @@ class Stopping:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and shells' background jobs have it
                     self._saved[number] = signal.signal(number, self._stop)
             sys.unraisablehook = self._unraisable
+            if self._ends_process:
+                atexit.register(self._ignore)  # registered first, so it comes last
         return self
 
     def __exit__(
@@ -114,9 +117,11 @@ class Stopping:
     ) -> None:
         if self.number is not None and signal.SIGALRM in self._saved:
             signal.setitimer(signal.ITIMER_REAL, 0)
+        if self.number is None:
+            self._since_s = time.monotonic()
         for number, handler in self._saved.items():
-            ignore = self._ends_process and number in _SIGNALS
-            signal.signal(number, signal.SIG_IGN if ignore else handler or signal.SIG_DFL)
+            stays = self._ends_process and number in _SIGNALS
+            signal.signal(number, self._leave if stays else handler or signal.SIG_DFL)
         sys.unraisablehook = self._saved_hook
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -128,13 +133,21 @@ class Stopping:
                 signal.setitimer(signal.ITIMER_REAL, _REMIND_S, _REMIND_S)
         else:
             waited_s = time.monotonic() - self._since_s
-        if waited_s > _CLEAN_UP_S:
-            with contextlib.suppress(OSError):
-                os.write(2, b"dalipipe: ended in the middle of its clean-up\n")
-            os._exit(128 + self.number)
+        self._leave(number, frame)
         if waited_s > _PATIENCE_S or signal.SIGALRM not in self._saved:
             frame = None
         self._remind(number, frame)
+
+    def _ignore(self) -> None:
+        # The interpreter gives up its handlers next, and then takes its modules apart.
+        for number in self._saved.keys() & set(_SIGNALS):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _leave(self, number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - self._since_s > _CLEAN_UP_S:
+            with contextlib.suppress(OSError):
+                os.write(2, b"dalipipe: ended in the middle of its clean-up\n")
+            os._exit(128 + (self.number or number))
 
     def _remind(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM and Undisturbed.depth:

@@ -95,6 +95,10 @@ try:
 except KeyboardInterrupt:
     os.kill(me, signal.SIGINT)  # and not into what comes after
     print(stopping.number)
+class Late:
+    def __del__(self, kill=os.kill, me=me, number=signal.SIGINT):
+        kill(me, number)
+late = Late()  # dies when the interpreter takes its modules apart
 """
     done = run(program)
     assert (done.stdout, done.stderr) == (f"cleaned up\n{int(signal.Signals[name])}\n", "")
@@ -156,6 +160,26 @@ with Stopping(ends_process=True):
     done = run(program)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
     assert "in the middle of its clean-up" in done.stderr
+
+
+def test_an_exit_that_takes_long_can_be_broken_off_and_not_before() -> None:
+    program = """
+import atexit
+import dalipipe.interrupts as interrupts
+def hang():
+    os.kill(me, signal.SIGINT)
+    print("not at once", flush=True)
+    interrupts._CLEAN_UP_S = 0.1
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        os.kill(me, signal.SIGINT)
+        time.sleep(0.01)
+with Stopping(ends_process=True):
+    atexit.register(hang)
+"""
+    done = run(program)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "not at once\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_signals_that_the_shell_told_to_ignore_stay_ignored() -> None:
