@@ -117,7 +117,8 @@ class Salvage:
 
         Raises: as `decode`.
         """
-        reasons = self._undecodable(intake, error.rows)
+        # A window from a wrong size in the index fails here too; with the right one it may be decoded at a scale again.
+        reasons = self._undecodable(intake, [row for row in error.rows if not self._resized(intake, row)])
         intake.whole.update(int(intake.ids[row]) for row, reason in reasons.items() if reason is None)
         self._replace(intake, reasons)
         try:

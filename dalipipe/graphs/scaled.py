@@ -6,12 +6,31 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from dalipipe.order.step import Bytes
+from dalipipe.shards.imageheader import parse_image_header
 
 if TYPE_CHECKING:
     import torch
+
+
+# How an image of an EXIF orientation is turned upright. PIL's own `exif_transpose` reads and writes all of the EXIF
+# data, and fails in many ways where something in it is damaged.
+_TURNS = dict(
+    enumerate(
+        (
+            Image.Transpose.FLIP_LEFT_RIGHT,
+            Image.Transpose.ROTATE_180,
+            Image.Transpose.FLIP_TOP_BOTTOM,
+            Image.Transpose.TRANSPOSE,
+            Image.Transpose.ROTATE_270,
+            Image.Transpose.TRANSVERSE,
+            Image.Transpose.ROTATE_90,
+        ),
+        start=2,
+    )
+)
 
 
 class ScaledDecodeError(Exception):
@@ -38,17 +57,29 @@ def decode_scaled(data: Bytes, factor: int, start: tuple[int, int], shape: tuple
         start, shape: the window in pixels of the whole image; `factor` divides start.
 
     Raises:
-        ValueError, OSError, SyntaxError: PIL cannot decode it, or not at that scale.
+        ValueError, OSError, SyntaxError: PIL cannot decode it, or not at that scale, or the window leaves the image.
     """
     import torch
 
-    with Image.open(io.BytesIO(data.data)) as picture:
+    header = parse_image_header(data.data)
+    if start[0] + shape[0] > header.height or start[1] + shape[1] > header.width:
+        raise ValueError(f"the window at {start} of {shape} leaves the image of {header.height} x {header.width}")
+    with _opened(data) as picture:
         width, height = picture.size
         picture.draft("RGB", (width // factor, height // factor))
         if picture.size != (-(-width // factor), -(-height // factor)):
             raise ValueError(f"a {width} x {height} {picture.format} cannot be decoded at 1/{factor}")
-        upright = ImageOps.exif_transpose(picture).convert("RGB")
+        upright = picture.convert("RGB")
+    if header.orientation in _TURNS:
+        upright = upright.transpose(_TURNS[header.orientation])
     top, left = (side // factor for side in start)
     bottom, right = (-(-(begin + side) // factor) for begin, side in zip(start, shape, strict=True))
     window = upright.crop((left, top, min(right, upright.width), min(bottom, upright.height)))
     return torch.from_numpy(np.array(window))
+
+
+def _opened(data: Bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data.data))
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"PIL refuses so many pixels: {error}") from error

@@ -228,12 +228,17 @@ def test_only_the_first_bad_sample_that_nobody_suspected_costs_a_batch(caplog: p
     assert [record.getMessage().count("each image is decoded on its own") for record in caplog.records] == [1]
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("scale", ["off", "auto"])
 @pytest.mark.parametrize("name", ["image_train", "image_eval", "image_raw"])
-def test_a_window_that_follows_from_a_wrong_size_in_the_index_loses_no_good_sample(name: str) -> None:
-    """The header has the last word, before and after the first bad sample."""
+def test_a_window_that_follows_from_a_wrong_size_in_the_index_loses_no_good_sample(
+    name: str, scale: str, kernel: str
+) -> None:
+    """The header has the last word, before and after the first bad sample, whoever decodes."""
     images = sized_jpegs(16)
     images[2] = DAMAGED
-    graph = GraphConfig(name=name, size=32, resize_shorter=40, num_threads=2, scale=(0.9, 1.0))
+    keys = {"size": 32, "resize_shorter": 40, "num_threads": 2, "scale": (0.9, 1.0)}
+    graph = GraphConfig(name=name, jpeg_scale=scale, resize_kernel=kernel, **keys)
     wrong = {1: (900, 1200), 5: (900, 1200), 14: (900, 1200)}
     source = open_memory(MemoryPrefetcher(images, 4, false_sizes=wrong), graph=graph)
     batches = [next(source) for _ in range(4)]

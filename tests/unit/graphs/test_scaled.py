@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,23 @@ def test_a_jpeg_that_only_the_full_decoder_takes_is_decoded_whole(monkeypatch: p
     assert same == [True, True, False, True, True, True]
 
 
+@pytest.mark.parametrize("kind", [1, 2, 7])
+def test_damaged_exif_data_stop_nothing(kind: int) -> None:
+    """A resolution of a wrong type, for which PIL's own turning upright raises a TypeError; the turn is still made."""
+    exif, sink = Image.Exif(), io.BytesIO()
+    exif[0x0112], exif[0x011A] = 6, 72.0
+    textured_image(3, height=240, width=300).save(sink, "JPEG", exif=exif)
+    sound = sink.getvalue()
+    at = sound.index(b"\x01\x1a\x00\x05") + 3
+    damaged = sound[:at] + bytes([kind]) + sound[at + 1 :]
+    graph = GraphConfig(name="image_eval", size=32, resize_shorter=32, num_threads=2, jpeg_scale="auto")
+    recorder = Recorder()
+    batch = _batch([sound, damaged], graph, recorder).tensors
+    assert torch.equal(*batch["image"])
+    assert not torch.equal(batch["image"][0], _batch([sound], replace(graph, jpeg_scale="off")).tensors["image"][0])
+    assert "quarantined" not in recorder.snapshot()
+
+
 def test_a_batch_of_scaled_images_alone_and_mixed_batches_keep_their_order() -> None:
     """Nothing is left for DALI in some steps; depth and FIFO stay in step."""
     images = [*_large(4), *sized_jpegs(4)] * 3
@@ -135,6 +153,8 @@ def test_decoding_at_a_scale_is_the_scaled_picture() -> None:
     reduced = np.asarray(Image.open(io.BytesIO(data.tobytes())).convert("RGB").reduce(4))
     assert np.abs(whole.numpy().astype(int) - reduced.astype(int)).mean() < 4
     assert torch.equal(decode_scaled(data, 4, (40, 80), (100, 62)), whole[10:35, 20:36])
+    with pytest.raises(ValueError, match=r"the window at \(40, 80\) of \(364, 62\) leaves the image of 403 x 517"):
+        decode_scaled(data, 4, (40, 80), (364, 62))
     with pytest.raises(ValueError, match="cannot be decoded at 1/2"):
         sink = io.BytesIO()
         textured_image(3).save(sink, "PNG")
