@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.errors import ClosedError, PipelineError
+from dalipipe.errors import ClosedError
 from dalipipe.graphs.augment import strength_inputs
 from dalipipe.graphs.buffers import Buffers
 from dalipipe.graphs.config import GraphConfig
@@ -90,7 +90,6 @@ class Assembler:
 
         Raises:
             ScaledDecodeError: names the rows that did not decode at a scale.
-            PipelineError: an image that was decoded before has another size than its index states.
         """
         windows = intake.windows
         assert windows is not None
@@ -120,7 +119,7 @@ class Assembler:
         pixels = {row: self._window(np.asarray(decoded["image"][place]), intake, row) for place, row in enumerate(fed)}
         for row in set(range(num)) - set(pixels):
             if int(intake.ids[row]) in intake.found:
-                pixels[row] = _cut(intake.found[int(intake.ids[row])], intake, row)
+                pixels[row] = _cut(intake.found[int(intake.ids[row])], windows, row)
         scaled = [row for row in range(num) if row not in pixels]
         reduce, failed = np.ones((num, 1), np.int32), []
         for row, image in zip(
@@ -140,9 +139,10 @@ class Assembler:
         """The window out of what DALI decoded, which is that window or the whole image."""
         if not intake.in_full:
             return image
+        assert intake.windows is not None
         if self._kept is not None:
             self._kept.keep(int(intake.ids[row]), image)
-        return _cut(image, intake, row)
+        return _cut(image, intake.windows, row)
 
     def _scaled(self, intake: Intake, windows: Windows, row: int) -> Pixels | None:
         """The decoded window of a JPEG at its scale; None where that fails."""
@@ -232,14 +232,7 @@ class Assembler:
         return inputs
 
 
-def _cut(image: Pixels, intake: Intake, row: int) -> Pixels:
+def _cut(image: Pixels, windows: Windows, row: int) -> Pixels:
     """The window of a whole image, a view."""
-    assert intake.windows is not None
-    if image.shape[:2] != tuple(intake.sizes[row].tolist()):
-        step = intake.step
-        raise PipelineError(
-            f"epoch {step.epoch}, step {step.step}: sample {intake.ids[row]} was decoded to {image.shape[:2]} pixels "
-            f"(height, width) before, its index states {tuple(intake.sizes[row].tolist())}; run `dalipipe verify`"
-        )
-    (top, left), (height, width) = intake.windows.start[row].tolist(), intake.windows.shape[row].tolist()
+    (top, left), (height, width) = windows.start[row].tolist(), windows.shape[row].tolist()
     return image[top : top + height, left : left + width]

@@ -358,6 +358,13 @@ class LocalSource:
             if image is not None:
                 intake.found[sample_id] = image
         intake.in_full = kept.has_room
+        # Where the index has a wrong size the image tells, or its window would lie outside of it.
+        sizes = {row: intake.found[int(intake.ids[row])].shape[:2] for row in intake.decoded_before()}
+        wrong = [row for row, size in sizes.items() if size != tuple(intake.sizes[row].tolist())]
+        for row in wrong:
+            intake.sizes[row] = sizes[row]
+        if wrong:
+            self._desk.plan(intake)
 
     def _retire(self) -> None:
         self._retired = [intake for intake in self._retired if not intake.release()]

@@ -12,7 +12,7 @@ from PIL import Image
 from dalipipe.cache.config import CacheConfig, MemoryConfig, TiersConfig
 from dalipipe.cache.decoded import DecodedSamples
 from dalipipe.cache.inspect import stat
-from dalipipe.errors import ConfigError, PipelineError
+from dalipipe.errors import ConfigError
 from dalipipe.graphs.augment import RandAugmentConfig
 from dalipipe.graphs.config import GraphConfig
 from dalipipe.graphs.limits import check_kept
@@ -109,6 +109,22 @@ def test_bad_images_never_enter_and_are_replaced_as_without(tmp_path: Path) -> N
     kept.close()
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+@pytest.mark.parametrize("name", ["image_train", "image_eval"])
+def test_a_wrong_size_in_the_index_costs_no_sample_in_any_epoch(tmp_path: Path, name: str, kernel: str) -> None:
+    """Neither when it is decoded nor when it is found, by this job or by another one whose index was right."""
+    images, keys = jpegs(), {"size": 32, "resize_shorter": 40, "num_threads": 2, "scale": (0.8, 1.0)}
+    graph = GraphConfig(name=name, resize_kernel=kernel, **keys)
+    run(images[:BATCH], graph, 1, config(tmp_path))
+    kept = DecodedSamples(config(tmp_path), "a" * 32, recorder=Recorder())
+    lying = MemoryPrefetcher(images, BATCH, false_sizes={3: (900, 1200), 9: (900, 1200)})
+    source = open_memory(lying, graph=graph, kept=kept)
+    batches = [next(source).tensors for _ in range(3 * NUM // BATCH)]
+    source.close()
+    kept.close()
+    assert same(batches, run(images, graph, 3 * NUM // BATCH)[0])
+
+
 def test_memory_is_free_again_when_the_last_job_ends_unless_it_is_to_be_kept(tmp_path: Path) -> None:
     graph = GraphConfig(size=32, num_threads=2)
     other = DecodedSamples(config(tmp_path, keep=False), "a" * 32, recorder=Recorder())
@@ -132,19 +148,3 @@ def test_memory_is_free_again_when_the_last_job_ends_unless_it_is_to_be_kept(tmp
 def test_what_no_graph_would_take_is_refused(graph: GraphConfig, device: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"cache\.tiers\.memory\.decoded .*{words}"):
         check_kept(graph, device)
-
-
-@pytest.mark.parametrize("kernel", ["auto", "torch"])
-def test_an_index_that_states_another_size_than_was_decoded_is_named(tmp_path: Path, kernel: str) -> None:
-    """Two jobs share decoded images, the second one has a wrong index: no window outside the image is ever read."""
-    images = [jpeg_bytes(i) for i in range(NUM)]
-    graph = GraphConfig(size=32, num_threads=2, resize_kernel=kernel)
-    run(images, graph, NUM // BATCH, config(tmp_path))
-    kept = DecodedSamples(config(tmp_path), "a" * 32, recorder=Recorder())
-    source = open_memory(MemoryPrefetcher(images, BATCH, false_sizes={2: (900, 1200)}), graph=graph, kept=kept)
-    try:
-        with pytest.raises(PipelineError, match=r"sample 2 was decoded to .* its index states \(900, 1200\)"):
-            next(source)
-    finally:
-        source.close()
-        kept.close()
