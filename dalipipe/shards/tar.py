@@ -35,6 +35,8 @@ _HEADER_SUM = sum(_HEADER_MODE) + sum(_HEADER_TIME) + sum(_HEADER_REST) + 8 * or
 _PAX_LOCAL, _PAX_GLOBAL, _GNU_LONG_NAME, _GNU_LONG_LINK = b"x", b"g", b"L", b"K"
 _REGULAR = (b"0", b"\0", b"7")
 _GZIP = b"\x1f\x8b"
+_MOST_DIGITS = 19
+"""Of a number of bytes that a PAX record states; `int` refuses thousands of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[Tar
             records = _pax_records(bytes(read(offset, offset + content_bytes)))
             long_name = _text(records[b"path"]) if b"path" in records else long_name
             size = records.get(b"size", b"")
-            long_bytes = int(size) if size.isdigit() else long_bytes
+            long_bytes = int(size[:_MOST_DIGITS]) if size.isdigit() else long_bytes
         elif kind == _GNU_LONG_NAME:
             long_name = _text(bytes(read(offset, offset + content_bytes)))
         elif kind not in (_PAX_GLOBAL, _GNU_LONG_LINK):
@@ -189,10 +191,10 @@ def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[Tar
 
 def _checked_size(header: bytes, position: int) -> int:
     try:
-        stated = int(header[148:156].strip(b" \0") or b"x", 8)
+        stated = _octal(header[148:156].strip(b" \0"))
         size_field = header[124:136]
         binary = size_field[0] & 0x80  # GNU's way to write sizes of 8 GiB and more
-        num_bytes = int.from_bytes(size_field[1:], "big") if binary else int(size_field.strip(b" \0") or b"0", 8)
+        num_bytes = int.from_bytes(size_field[1:], "big") if binary else _octal(size_field.strip(b" \0") or b"0")
     except ValueError as error:
         packed = "; it is compressed: name it .tar.gz" if position == 0 and header.startswith(_GZIP) else ""
         raise IntegrityError(f"no tar header at byte {position}: its number fields are not octal{packed}") from error
@@ -200,6 +202,13 @@ def _checked_size(header: bytes, position: int) -> int:
     if stated != found:
         raise IntegrityError(f"no tar header at byte {position}: its checksum is {found}, it states {stated}")
     return num_bytes
+
+
+def _octal(digits: bytes) -> int:
+    # `int` takes signs and underscores too: a member of negative size would lead the walk back, for ever.
+    if not digits.isdigit():
+        raise ValueError(digits)
+    return int(digits, 8)
 
 
 def _short_name(header: bytes) -> str:
@@ -214,7 +223,7 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     while position < len(data):
         length = data[position:].split(b" ", 1)[0]
-        if not length.isdigit() or int(length) <= len(length) + 1:
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) <= len(length) + 1:
             break
         key, _, value = data[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
         found[key] = value

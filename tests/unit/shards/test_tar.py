@@ -131,6 +131,29 @@ def test_the_walker_names_the_byte_where_a_tar_is_damaged():
         list(walk_tar(b"\xff" * 512))
 
 
+@pytest.mark.parametrize("size", [b"-0000001000", b"-0000000001", b"0o1_7"])
+def test_a_size_that_is_no_plain_octal_number_is_damage_and_ends_the_walk(size):
+    header = bytearray(member_header("a.jpg", 0))
+    header[124:136] = size.ljust(12, b"\0")
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * ord(" ") + sum(header[156:]))
+    with pytest.raises(IntegrityError, match="no tar header at byte 512: its number fields are not octal"):
+        for number, _ in enumerate(walk_tar(member_header("b.jpg", 0) + bytes(header) + bytes(1024))):
+            assert number < 10
+
+
+def test_numbers_in_pax_records_of_any_length_are_no_crash():
+    def walked(records):
+        header = bytearray(member_header("x", len(records)))
+        header[156:157] = b"x"
+        header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * ord(" ") + sum(header[156:]))
+        data = bytes(header) + records + bytes(-len(records) % 512)
+        return [m.name for m in walk_tar(data + member_header("a.jpg", 0) + bytes(1024))]
+
+    with pytest.raises(IntegrityError, match="passes the end"):
+        walked(b"5011 size=" + b"9" * 5000 + b"\n")
+    assert walked(b"9" * 5000 + b" path=b\n") == ["a.jpg"]
+
+
 def test_digests_in_pieces_equal_the_whole():
     data = bytes(range(256)) * 50
     pieces, wide = Digest64(), Digest128()
