@@ -280,9 +280,11 @@ class Loader:
             began_s = time.perf_counter()
             self._restart()
             start_s = time.perf_counter() - began_s
-        assert self._running is not None
+        running = self._running
+        if running is None:
+            raise ClosedError("the loader was closed while it started")
         try:
-            batch, waits = self._running.next()
+            batch, waits = running.next()
         except BaseException:
             if iteration == self._iteration:
                 self._halt()  # a failed pipeline is not used again; the next iteration starts a fresh one
@@ -305,6 +307,8 @@ class Loader:
             )
             self._running.start()
             self._running_at = (self._epoch, self._step)
+        if self._closed:  # meanwhile, by another thread, which did not see what was being started
+            self._halt()
 
     def _halt(self) -> None:
         with Undisturbed():

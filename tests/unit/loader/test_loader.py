@@ -241,6 +241,34 @@ def test_an_interrupt_while_the_source_starts_or_is_closed_leaves_nothing_behind
     assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
 
 
+def test_closing_while_another_thread_starts_the_source_leaves_nothing_behind() -> None:
+    """The one that started it takes it down again, and says so."""
+    CountingSource.alive = 0
+    starting, closed, caught = threading.Event(), threading.Event(), []
+
+    def start(epoch: int, step: int) -> CountingSource:
+        starting.set()
+        assert closed.wait(10)
+        return CountingSource(epoch, step)
+
+    def iterate() -> None:
+        try:
+            next(iter(loader))
+        except ClosedError as error:
+            caught.append(str(error))
+
+    loader = make(start=start)
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    assert starting.wait(10)
+    loader.close()
+    closed.set()
+    thread.join(10)
+    assert caught == ["the loader was closed while it started"]
+    assert CountingSource.alive == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
+
+
 def test_a_closed_loader_says_so(loader: Loader) -> None:
     other = make()
     next(iter(other))
