@@ -78,8 +78,10 @@ class NodeBudget:
         return self._declared or float(_LEDGER.unpack_from(self._map)[1])
 
     def admit(self, io_class: str, num_bytes: int) -> float:
-        """Returns 0 and charges the request, or the seconds after which to ask again."""
+        """Returns 0 and charges the request, or the seconds after which to ask again; 0 once it is closed."""
         with self._lock, _Locked(self._descriptor, self._clock):
+            if self._descriptor < 0:
+                return 0.0
             state = self._read()
             wait_s = self._admit(state, io_class, num_bytes, self._clock())
             if wait_s <= 0:
@@ -89,6 +91,8 @@ class NodeBudget:
     def moved(self, num_bytes: int) -> None:
         """Counts bytes that came or went, for the highest rate seen."""
         with self._lock, _Locked(self._descriptor, self._clock):
+            if self._descriptor < 0:
+                return
             state = self._read()
             now_s = self._clock()
             elapsed_s = now_s - state.window_at_s
@@ -172,6 +176,8 @@ class _Locked:
         self._held = False
 
     def __enter__(self) -> None:
+        if self._descriptor < 0:  # closed while a call was under way
+            return
         deadline_s = self._clock() + _LOCK_S
         while not try_lock(self._descriptor, _CONTENT_AT):
             if self._clock() >= deadline_s:

@@ -101,8 +101,8 @@ class Transport:
 
     def close(self) -> None:
         """Fails the calls that wait and ends the threads. Idempotent."""
+        self._calls.close()  # first: who then gets no place any more is told that the store is closed
         self.limit.close()
-        self._calls.close()
         if self._budget is not None:
             self._budget.close()
 

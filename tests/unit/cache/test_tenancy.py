@@ -19,7 +19,8 @@ from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersCo
 from dalipipe.cache.folders import memory_folder
 from dalipipe.cache.inspect import clear, remove_set, stat
 from dalipipe.cache.locks import lock_unused
-from dalipipe.cache.open import Readers, open_cache
+from dalipipe.cache.open import open_cache
+from dalipipe.cache.readers import Readers
 from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.errors import ConfigError

@@ -13,6 +13,7 @@ from dalipipe.errors import (
     AccessDeniedError,
     ClosedError,
     ConfigError,
+    DalipipeError,
     NoSpaceError,
     StorageError,
     StorageTimeoutError,
@@ -146,3 +147,28 @@ def _expect(store: Store, kind: type[Exception]) -> BaseException | None:
     except kind as error:
         return error
     return None
+
+
+def test_reads_that_meet_close_are_told_of_it_and_of_nothing_else() -> None:
+    """Whether a read waits for its place, for its answer, or counts what came."""
+    ended: list[BaseException] = []
+
+    def read_on(store: Store) -> None:
+        try:
+            while True:
+                store.read("x", 0, 1000)
+        except DalipipeError as error:
+            ended.append(error)
+
+    for number in range(20):
+        store = open_store(f"memory://closing-{number}", StorageConfig(concurrency=4))
+        store.put("x", bytes(1000))
+        readers = [threading.Thread(target=read_on, args=(store,)) for _ in range(8)]
+        for reader in readers:
+            reader.start()
+        time.sleep(0.01)
+        store.close()
+        for reader in readers:
+            reader.join(10)
+    assert [repr(error) for error in ended if not isinstance(error, ClosedError)] == []
+    assert len(ended) == 20 * 8
