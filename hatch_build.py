@@ -8,6 +8,7 @@ CC names another compiler, CFLAGS adds to the flags, DALIPIPE_NATIVE=0 leaves th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -27,24 +28,35 @@ _TIMEOUT_S = 120
 
 
 def build_library(target: Path) -> str:
-    """Compiles into `target`, at once whole under its name. Returns why not, empty when it was built."""
+    """Compiles into `target`, at once whole under its name. Returns why not, empty when it was built.
+
+    Where it was not, nothing lies there: not the library of an earlier state of the source either.
+    """
+    reason = _compile(target)
+    if reason:
+        with contextlib.suppress(OSError):
+            target.unlink(missing_ok=True)
+    return reason
+
+
+def _compile(target: Path) -> str:
     if os.environ.get("DALIPIPE_NATIVE") == "0":
         return "DALIPIPE_NATIVE=0"
     wanted = shlex.split(os.environ.get("CC", ""))
     compiler = wanted or next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), [])
     if not compiler:
         return "no C compiler (cc, gcc or clang) on the PATH"
-    extra = shlex.split(os.environ.get("CFLAGS", ""))
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".resize-") as scratch:
-        made = Path(scratch, _LIBRARY)
-        command = [*compiler, *_FLAGS, *extra, str(_SOURCE), "-o", str(made)]
-        try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{shlex.join(command)}: {error}"
-        if done.returncode != 0:
-            return f"{shlex.join(command)} failed: {done.stderr.strip()[:500]}"
-        made.replace(target)  # a process that has the old one mapped keeps it
+    command = [*compiler, *_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), str(_SOURCE), "-o"]
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".resize-") as scratch:
+            made = Path(scratch, _LIBRARY)
+            words = [*command, str(made)]
+            done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            if done.returncode != 0:
+                return f"{shlex.join(words)} failed: {done.stderr.strip()[:500]}"
+            made.replace(target)  # a process that has the old one mapped keeps it
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{shlex.join([*command, str(target)])}: {error}"
     return ""
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 _log = logging.getLogger(__name__)
 
 LIBRARY: Final = Path(__file__).with_name("libresize.so")
+_SOURCE: Final = "resize.c"
 _VERSION = 1
 PATHS: Final = ("plain", "sse4.1", "avx2")
 """The ways through the kernel, slowest first; they give the same bits."""
@@ -171,6 +172,9 @@ def load_native(file: Path = LIBRARY, path: int | None = None) -> NativeResize |
         if version() != _VERSION:
             _log.warning("%s is version %d of the resize kernel, not %d: install again", file, version(), _VERSION)
             return None
+        source = file.with_name(_SOURCE)  # beside an editable install alone
+        if source.exists() and source.stat().st_mtime > file.stat().st_mtime:
+            _log.warning("%s is older than %s: run `make setup`, or `python hatch_build.py`", file, _SOURCE)
         address, number = ctypes.c_void_p, ctypes.c_int64
         library.dalipipe_resize_scratch.argtypes = [address, number, address]
         library.dalipipe_resize_scratch.restype = number

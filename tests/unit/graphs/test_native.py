@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+import os
 import re
 import threading
 from pathlib import Path
@@ -227,6 +228,27 @@ def test_without_a_compiler_the_hook_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     assert hook.build_library(tmp_path / "libresize.so").startswith("no C compiler")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_is_older_than_its_source_is_not_taken_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install says so; where compiling fails, or a folder cannot be written, none is left."""
+    hook, library = build_hook(), tmp_path / "libresize.so"
+    kernels()
+    assert hook.build_library(library) == ""
+    with caplog.at_level(logging.WARNING):
+        assert load_native(library) is not None
+        assert caplog.text == ""
+        (tmp_path / "resize.c").write_text("")
+        os.utime(tmp_path / "resize.c", (2e9, 2e9))
+        assert load_native.__wrapped__(library) is not None
+    assert "libresize.so is older than resize.c: run `make setup`" in caplog.text
+    monkeypatch.setenv("CC", "false")
+    assert hook.build_library(library) != ""
+    assert not library.exists()
+    monkeypatch.delenv("CC")
+    assert "No such file" in hook.build_library(tmp_path / "gone" / "libresize.so")
 
 
 def test_buffers_come_back_when_the_last_view_is_gone() -> None:
