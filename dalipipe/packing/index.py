@@ -256,6 +256,7 @@ def _scan(store: Store, info: ObjectInfo, config: IndexConfig, window_bytes: int
     try:
         for group, size in _groups(window, info.num_bytes, config.dots):
             _check_group(store, info, group, seen)
+            _check_names(store, info, group, config)
             seen.add(group.key)
             keys.append(group.key)
             extents.append(_extent(group))
@@ -307,6 +308,17 @@ def _check_group(store: Store, info: ObjectInfo, group: Group, seen: set[str]) -
         else f"sample {group.key!r} has {', '.join(group.members)}, two of which are the same field"
     )
     raise SourceError(f"{store.url}/{info.key} cannot be read in place: {what}; pack it with `dalipipe pack pack=tars`")
+
+
+def _check_names(store: Store, info: ObjectInfo, group: Group, config: IndexConfig) -> None:
+    for name in (member.name for member in group.members.values()):
+        if any("\ud800" <= character <= "\udfff" for character in name):
+            why = "is not UTF-8, as keys must be"
+        elif config.dali and any(character.isspace() for character in name):
+            why = "holds a space or a line break, which DALI's index cannot hold: leave index.dali out"
+        else:
+            continue
+        raise SourceError(f"{store.url}/{info.key}: the name {name!r} {why}, or pack it with `dalipipe pack pack=tars`")
 
 
 def _extent(group: Group) -> SampleExtent:

@@ -186,6 +186,16 @@ def test_other_sources_that_cannot_be_indexed(tmp_path, tars):
     assert run_index(tars, overwrite=True, dots="last").samples == 60
 
 
+def test_names_that_an_index_cannot_hold(tmp_path):
+    write_tar(tmp_path / "bytes/a.tar", [("\udcff.jpg", IMAGES[0])])
+    write_tar(tmp_path / "space/a.tar", [("a b.jpg", IMAGES[0])])
+    with pytest.raises(SourceError, match="is not UTF-8"):
+        index(str(tmp_path / "bytes"), "", IndexConfig(), StorageConfig())
+    with pytest.raises(SourceError, match=r"holds a space .* leave index\.dali out"):
+        index(str(tmp_path / "space"), "", IndexConfig(dali=True), StorageConfig())
+    assert index(str(tmp_path / "space"), "", IndexConfig(), StorageConfig()).samples == 1
+
+
 def test_dots_in_base_names(tmp_path):
     write_tar(tmp_path / "t/a.tar", [("x.v1.jpg", IMAGES[0]), ("x.v2.jpg", IMAGES[1])])
     run_index(tmp_path / "t", dots="last")
