@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 
 import numpy as np
 
 from dalipipe.engines.engine import Engine
-from dalipipe.errors import ConfigError, NoSpaceError, PackError, SourceError
+from dalipipe.errors import ConfigError, NoSpaceError, ObjectNotFoundError, PackError, SourceError
 from dalipipe.packing.ahead import in_order
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.dedup import Duplicate, find_duplicates
@@ -30,6 +31,7 @@ from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
 from dalipipe.shards.index import part_rows
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
+from dalipipe.storage.url import scheme_of
 from dalipipe.units import format_bytes, parse_bytes
 
 Progress = Callable[[int, int], None]
@@ -59,7 +61,8 @@ def pack(
     pack that was killed leaves no data set; the same call again continues with the shards that are finished.
 
     Raises:
-        ConfigError: a value of `config` can never work, or source and target are the same.
+        ConfigError: a value of `config` can never work, or source and target are the same, or the target lies in
+            a source of tars.
         SourceError: the source is missing, empty, mixed, or changes meanwhile.
         CorruptSampleError: an image is corrupt and `pack.drop_corrupt` is off.
         TargetExistsError: the target holds another data set and `pack.overwrite` is off.
@@ -70,8 +73,7 @@ def pack(
     check_config(config)
     source_store, target_store = open_store(source, storage), open_store(target, storage)
     try:
-        if source_store.url == target_store.url:
-            raise ConfigError(f"source and target are both {source_store.url}; pack into another folder")
+        _check_apart(source_store.url, target_store.url, config.kind)
         listing = discover(source_store, config, lambda count: stage("listing", count, 0))
         place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
         before = place.packed_before(overwrite=config.overwrite)
@@ -277,10 +279,13 @@ class _Packing:
         )
 
     def _read_done(self, name: str) -> ShardDone:
-        done = decode_done(self._place.store.read(record_name(name)))
+        done = None
+        with contextlib.suppress(ObjectNotFoundError):
+            done = decode_done(self._place.store.read(record_name(name)))
         if done is None or done.plan != self._plan_hash:
             raise PackError(
-                f"the record of {name} in {self._target} was replaced while packing; does another pack write there?"
+                f"the record of {name} in {self._target} was replaced or deleted while packing: another pack writes "
+                "there; when it has ended, run the same command again or choose another target"
             )
         return done
 
@@ -312,13 +317,29 @@ class _Packing:
         )
 
 
+def _check_apart(source: str, target: str, kind: str) -> None:
+    source_place, target_place = map(_real_place, (source, target))
+    if source_place == target_place:
+        raise ConfigError(f"source and target are both {source}; pack into another folder")
+    if kind == "tars" and target_place.startswith(source_place.rstrip("/") + "/"):
+        raise ConfigError(
+            f"the target {target} lies in the source {source}, where its shards would be packed once more; "
+            "pack into another folder"
+        )
+
+
+def _real_place(url: str) -> str:
+    """A path without links and `..`; any other URL as it is."""
+    return url if scheme_of(url) else os.path.realpath(url)
+
+
 def _about_tasks(listing: Listing, config: PackConfig) -> int:
     """About how many tasks come first: inputs to open, or shards to write."""
     num_bytes = sum(sample.num_bytes for sample in listing.samples)
     return len(listing.inputs) or 1 + num_bytes // parse_bytes(config.shard_bytes, "pack.shard_bytes")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _running(given: Engine | None, config: PackConfig) -> Iterator[Engine]:
     """The engine that was given, or one of our own that ends with the block."""
     if given is not None:

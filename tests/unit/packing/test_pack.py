@@ -24,6 +24,7 @@ from dalipipe.packing.run import PackReport, pack
 from dalipipe.packing.verify import verify
 from dalipipe.shards import Manifest
 from dalipipe.storage.store import StorageConfig
+from tests.support.archives import write_tar
 from tests.support.images import jpeg_bytes, textured_image, write_image_tree
 
 NUM_IMAGES = 260
@@ -283,6 +284,20 @@ def test_a_damaged_manifest_at_the_target_is_not_replaced_silently(lake, tmp_pat
 def test_source_and_target_must_differ(lake):
     with pytest.raises(ConfigError, match="source and target are both"):
         run_pack(lake, lake)
+
+
+def test_source_and_target_must_differ_by_any_name(lake, tmp_path):
+    (tmp_path / "link").symlink_to(lake)
+    for target in (tmp_path / "link", f"{lake}/../{lake.name}", f"file://{lake}/."):
+        with pytest.raises(ConfigError, match="source and target are both"):
+            run_pack(lake, target)
+
+
+def test_tars_are_not_packed_into_their_own_source(tmp_path):
+    write_tar(tmp_path / "src/a.tar", [("a.jpg", jpeg_bytes(1))])
+    with pytest.raises(ConfigError, match="lies in the source"):
+        run_pack(tmp_path / "src", tmp_path / "src/out", kind="tars")
+    assert run_pack(tmp_path / "src", tmp_path / "src2", kind="tars").samples == 1
 
 
 def test_progress_counts_samples(lake, tmp_path):

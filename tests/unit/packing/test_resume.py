@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dalipipe.errors import CorruptSampleError, ManifestError
+from dalipipe.errors import CorruptSampleError, ManifestError, PackError
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
 from dalipipe.shards import Manifest
@@ -153,6 +153,18 @@ def test_a_damaged_done_record_only_costs_its_shard(tmp_path, lake, whole, damag
     record.write_bytes(damage(record.read_bytes()))
     run_pack(lake, target)
     assert contents(target) == whole
+
+
+def test_another_pack_that_ends_first_is_named(tmp_path, lake):
+    def other_ends(done, total):
+        if done == total:
+            for record in (tmp_path / "out/.pack").glob("*.done"):
+                record.unlink()
+
+    config = PackConfig(shard_bytes="1MiB", workers=1, check="header")
+    with pytest.raises(PackError, match="another pack writes there"):
+        pack(str(lake), str(tmp_path / "out"), config, StorageConfig(), progress=other_ends)
+    run_pack(lake, tmp_path / "out")
 
 
 def test_a_pack_that_met_a_corrupt_image_continues_with_drop_corrupt(tmp_path):
