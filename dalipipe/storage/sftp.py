@@ -22,11 +22,11 @@ from urllib.parse import unquote, urlsplit
 import paramiko
 
 from dalipipe.errors import ConfigError
+from dalipipe.storage.ranges import split_range
 from dalipipe.storage.store import StorageConfig
 from dalipipe.storage.url import OBJECT_OPTIONS
 
 _MAX_SESSIONS = 8  # sshd allows 10 on one connection
-_REQUESTS_AHEAD = 128  # of 32 KiB each
 _POLICIES = ("reject", "auto_add")
 # What of paramiko's `connect` a user may give, beside the two of our own.
 _CONNECT_OPTIONS = (
@@ -107,11 +107,12 @@ class SftpFileSystem:
         """Bytes [start, end), fewer where the file ends before; many requests are under way at once."""
         with self._session() as session, _open(session, path) as file:
             # Requests behind the end would never be answered.
-            num_bytes = min(end, file.stat().st_size or 0) - start
-            if num_bytes <= 0:
-                return b""
-            (data,) = file.readv([(start, num_bytes)], _REQUESTS_AHEAD)
-            return bytes(data)
+            stop = min(end, file.stat().st_size or 0)
+            # A part at a time: to keep to a number of requests paramiko has a thread that never ends if they fail.
+            pieces = [
+                bytes(next(file.readv([(low, high - low)]))) for low, high in split_range(start, max(start, stop))
+            ]
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pipe_file(self, path: str, value: bytes) -> None:
         """Writes a new file, or over an old one."""
@@ -175,10 +176,10 @@ class SftpFileSystem:
             try:
                 yield session
             except (EOFError, paramiko.SSHException) as error:
-                session.close()
+                _end(session)
                 raise ConnectionResetError(errno.ECONNRESET, f"the SSH connection broke ({error})") from error
             except TimeoutError as error:  # the answer may still come, and would be taken for another one's
-                session.close()
+                _end(session)
                 raise TimeoutError(errno.ETIMEDOUT, f"no answer within {self._read_timeout_s:g} s") from error
             except OSError as error:
                 if error.errno is None and not _is_alive(session):
@@ -186,7 +187,7 @@ class SftpFileSystem:
                 self._idle.put(session)
                 raise
             except BaseException:
-                session.close()
+                _end(session)
                 raise
             self._idle.put(session)
         finally:
@@ -283,14 +284,29 @@ def _shown(key: paramiko.PKey) -> str:
     return f"{key.get_name()} {key.fingerprint}"
 
 
+def _end(session: paramiko.SFTPClient) -> None:
+    """Closes a session; where its connection broke, paramiko fails to take leave."""
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+        session.close()
+
+
 def _open(session: paramiko.SFTPClient, path: str) -> paramiko.SFTPFile:
     """Opens a file for reading; what cannot be opened because it is a folder is called so."""
     try:
-        return session.open(path, "rb")
+        file = session.open(path, "rb")
     except OSError as error:
         if error.errno is None and stat.S_ISDIR(session.stat(path).st_mode or 0):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", path) from error
         raise
+    send = file._prefetch_thread
+
+    def send_quietly(*arguments: Any) -> None:
+        # What ends the connection is raised where the answers are waited for; a thread of paramiko's would print it.
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            send(*arguments)
+
+    file._prefetch_thread = send_quietly
+    return file
 
 
 def _connect_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dalipipe.storage import StorageConfig, Store, open_store
 from tests.contracts.store import OBJECTS, StoreContract
 from tests.support.host import slowness
 from tests.support.sftp import PASSWORD, USER, SftpServer, sftp_server
+from tests.support.waiting import wait_until
 
 pytest.importorskip("paramiko")
 QUICK = {"allow_agent": False, "look_for_keys": False}
@@ -120,6 +121,50 @@ def test_server_that_hangs_in_a_read_ends_at_the_read_timeout_and_can_be_read_af
     # The late answer of the first read must not be taken for the second's.
     assert bytes(store.read("x", 99_990, 100_000)) == bytes(10)
     store.close()
+
+
+def test_connection_that_breaks_in_a_read_is_made_again_though_paramiko_cannot_take_leave(
+    server: SftpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import paramiko
+
+    farewell = paramiko.SFTPClient.close
+
+    def close(session: paramiko.SFTPClient) -> None:
+        farewell(session)
+        raise EOFError  # as it does when the socket broke and its thread has not seen it yet
+
+    def drop() -> None:
+        server.drop()
+        server.hangs = False
+
+    data = bytes(range(256)) * 40_000  # more than one part
+    store = open_store(server.url("breaks"), config(server))
+    store.put("x", data)
+    monkeypatch.setattr(paramiko.SFTPClient, "close", close)
+    server.hangs = True
+    breaking = threading.Timer(0.3, drop)
+    breaking.start()
+    try:
+        assert bytes(store.read("x", 100, len(data) - 5)) == data[100:-5]
+    finally:
+        server.hangs = False
+        breaking.join()
+    store.close()
+
+
+def test_reads_that_were_given_up_leave_no_thread_behind(server: SftpServer) -> None:
+    before = set(threading.enumerate())
+    store = open_store(server.url("leaves"), replace(config(server), retries=0, read_timeout_s=0.3))
+    store.put("x", bytes(9 << 20))
+    server.hangs = True
+    try:
+        with pytest.raises(StorageTimeoutError):
+            store.read("x", 0, 9 << 20)
+    finally:
+        server.hangs = False
+        store.close()
+    wait_until(lambda: set(threading.enumerate()) <= before, "the end of all threads", timeout_s=10 * slowness())
 
 
 @pytest.mark.parametrize(
