@@ -63,7 +63,7 @@ def open_cache(
 
     Args:
         store: the lake.
-        pool: the store of `cache.tiers.pool.url`; owned by the cache from here on.
+        pool: the store of `cache.tiers.pool.url`; owned by the cache from here on; closed if that cannot be opened.
         open_blocks: for tests.
 
     Raises:
@@ -71,13 +71,18 @@ def open_cache(
             bytes cannot hold what is open at once.
         CacheError: a folder cannot be made.
     """
-    if config.policy not in POLICIES:
-        raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
-    if not config.wait_s > 0:
-        raise ConfigError(f"cache.wait_s={config.wait_s} must be more than 0 seconds")
-    return _Opening(
-        manifest, store, config, recorder, pool=pool, readers=readers or Readers(), open_blocks=open_blocks
-    ).open()
+    try:
+        if config.policy not in POLICIES:
+            raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
+        if not config.wait_s > 0:
+            raise ConfigError(f"cache.wait_s={config.wait_s} must be more than 0 seconds")
+        return _Opening(
+            manifest, store, config, recorder, pool=pool, readers=readers or Readers(), open_blocks=open_blocks
+        ).open()
+    except BaseException:
+        if pool is not None:
+            pool.close()
+        raise
 
 
 class _Opening:

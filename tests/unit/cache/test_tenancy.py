@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from dalipipe.cache.readers import Readers
 from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.errors import ConfigError
+from dalipipe.storage import StorageConfig, open_store
 from dalipipe.telemetry import Recorder
 from tests.support.lake import MemoryLake, image_set, open_folder
 
@@ -188,6 +190,18 @@ def test_a_cache_that_cannot_be_opened_leaves_nothing(root: Path) -> None:
             Recorder(),
             readers=Readers(working_blocks=10),
         )
+    assert not list((root / "memory").iterdir())
+
+
+@pytest.mark.parametrize("config", [CacheConfig(policy="nope"), CacheConfig(policy="lru", dir="memory")])
+def test_a_cache_that_cannot_be_opened_closes_its_pool(config: CacheConfig, root: Path) -> None:
+    manifest = open_folder(folder := image_set(NUM_SAMPLES, num_bytes=60))
+    (root / "node").mkdir()
+    config = replace(config, dir=config.dir and str(root / "node"), tiers=TiersConfig(node=TierConfig(capacity=1)))
+    pool = open_store("memory://pool", StorageConfig(budget_dir=str(root / "memory")))
+    assert list((root / "memory").iterdir()), "the node's ledger"
+    with pytest.raises(ConfigError):
+        open_cache(manifest, MemoryLake(folder), config, Recorder(), pool=pool, readers=Readers(working_blocks=10))
     assert not list((root / "memory").iterdir())
 
 
