@@ -297,6 +297,8 @@ class LocalSource:
         if not self._fifo[0].is_fed:  # no samples in the short last step, or all of them decoded at a scale
             return self._fifo.popleft(), None
         while self._lane.num_missing:
+            if isinstance(self._lane, SampleLane) and len(self._fifo) > self._lane_depth:
+                break  # steps of which all samples were dropped; there may be no other ones, and it can do without
             self._take_in()
         intake = self._fifo.popleft()
         try:

@@ -275,6 +275,16 @@ def test_a_run_that_starts_at_any_step_delivers_the_same(policy: str, scale: str
         assert first.tensors["id"].tolist() == second.tensors["id"].tolist()
 
 
+def test_a_set_of_bad_samples_alone_gives_empty_batches_and_takes_no_more_steps_in() -> None:
+    """From the second epoch on all are known, and no step has anything for a decoder."""
+    prefetcher = MemoryPrefetcher([DAMAGED] * 8, 4)
+    source = open_memory(prefetcher, quarantine=QuarantineConfig(policy="drop", max_fraction=1), queue_depth=3)
+    for _ in range(8):
+        assert next(source).tensors["image"].shape == (0, 3, 32, 32)
+    assert prefetcher.num_calls < 8 + 6
+    source.close()
+
+
 @pytest.mark.parametrize("bad", [DAMAGED, CUT])
 def test_a_step_that_stops_the_run_is_released_too(bad: bytes) -> None:
     """No view outlives the source, whichever stage raised."""
