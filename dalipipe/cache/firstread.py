@@ -32,12 +32,14 @@ class FirstReads:
         self.path = path
         self._descriptor: int | None = None
         self._writable = True
+        self._closed = False
         self._lock = threading.Lock()
 
     def get(self, part: int) -> int:
         """The digest that is kept of the part, or NO_DIGEST."""
-        descriptor = self._open()
-        record = b"" if descriptor is None else os.pread(descriptor, _RECORD.size, part * _RECORD.size)
+        with self._lock:
+            descriptor = self._open()
+            record = b"" if descriptor is None else os.pread(descriptor, _RECORD.size, part * _RECORD.size)
         if len(record) < _RECORD.size:
             return NO_DIGEST
         digest, mark = _RECORD.unpack(record)
@@ -48,10 +50,12 @@ class FirstReads:
         kept = self.get(part)
         if kept != NO_DIGEST:
             return kept
-        descriptor = self._open()
-        if descriptor is not None and self._writable:
-            with contextlib.suppress(OSError):  # a full disk: the next read is the first again
-                os.pwrite(descriptor, _RECORD.pack(digest, _mark(part, digest)), part * _RECORD.size)
+        # A late thread must not write into whatever file has the number of a descriptor that was closed meanwhile.
+        with self._lock:
+            descriptor = self._open()
+            if descriptor is not None and self._writable:
+                with contextlib.suppress(OSError):  # a full disk: the next read is the first again
+                    os.pwrite(descriptor, _RECORD.pack(digest, _mark(part, digest)), part * _RECORD.size)
         return digest
 
     def agrees(self, extents: Iterable[Extent], data: memoryview) -> bool:
@@ -67,23 +71,24 @@ class FirstReads:
         return True
 
     def close(self) -> None:
-        """Idempotent; what is kept stays."""
+        """Idempotent; what is kept stays, and nothing more is kept."""
         with self._lock:
+            self._closed = True
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
 
     def _open(self) -> int | None:
-        with self._lock:
-            if self._descriptor is None:
-                try:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                except OSError:
-                    self._writable = False
-                    with contextlib.suppress(OSError):
-                        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptor
+        """The file's descriptor, opened at the first use; the lock must be held as long as it is used."""
+        if self._descriptor is None and not self._closed:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError:
+                self._writable = False
+                with contextlib.suppress(OSError):
+                    self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptor
 
 
 def first_reads_path(cache_dir: str, identity: str) -> Path:

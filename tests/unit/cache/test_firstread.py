@@ -97,3 +97,16 @@ def _keep(path: Path, base: int) -> list[int]:
         return [first.keep(part, base + part) for part in range(50)]
     finally:
         first.close()
+
+
+def test_a_late_thread_keeps_nothing_and_opens_nothing_after_close(tmp_path: Path) -> None:
+    first = FirstReads(tmp_path / "first-reads")
+    assert first.keep(3, 7) == 7
+    first.close()
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    assert first.keep(4, 8) == 8
+    assert first.get(3) == NO_DIGEST
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    again = FirstReads(tmp_path / "first-reads")
+    assert (again.get(3), again.get(4)) == (7, NO_DIGEST)
+    again.close()
