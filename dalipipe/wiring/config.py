@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from dalipipe.cache.config import CacheConfig
 from dalipipe.errors import ConfigError
 from dalipipe.graphs.config import GraphConfig, QuarantineConfig
 from dalipipe.loader.config import LoaderConfig, StateConfig
+from dalipipe.masking import masked
 from dalipipe.metrics.config import CostConfig, MetricsConfig
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.prefetch.config import PrefetchConfig
@@ -15,7 +16,7 @@ from dalipipe.shards.config import DataConfig
 from dalipipe.storage.store import StorageConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LoadConfig:
     """Everything that `dalipipe.load` composes; each part is documented beside the class it configures."""
 
@@ -39,6 +40,10 @@ class LoadConfig:
     which they have most in their cache; the ranks agree once at the start, at MASTER_ADDR:MASTER_PORT)."""
     run_dir: str | None = None
     """Where the run's records go (ledger, figures, events, `quarantine.jsonl`); none are written without it."""
+
+    def __repr__(self) -> str:
+        shown = (f"{part.name}={getattr(self, part.name)!r}" for part in fields(self))
+        return masked(f"LoadConfig({', '.join(shown)})")
 
 
 def check_job(cfg: LoadConfig) -> None:

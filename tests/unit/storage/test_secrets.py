@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dalipipe.errors import ConfigError, DalipipeError
+from dalipipe.shards.config import DataConfig
 from dalipipe.storage import StorageConfig, Store, open_store
 from dalipipe.storage.failures import presentable, translate
 from dalipipe.storage.linked import LinkedStore
 from dalipipe.storage.url import link_from
+from dalipipe.wiring.config import LoadConfig
 from tests.support.protocols import web_hdfs
 from tests.support.webserver import WebServer, web_server
 
@@ -111,6 +113,17 @@ def test_configuration_shows_no_secret_and_the_rest() -> None:
     assert "endpoint_url='http://***@h:9000'" in repr(config)
     assert "options={'password': '***', 'user': 'me'}" in repr(config)
     assert SECRET not in repr(config)
+
+
+def test_configuration_of_a_loader_shows_no_secret() -> None:
+    cfg = LoadConfig(
+        data=DataConfig(url=f"https://me:{SECRET}@h/set", sources={"a": f"sftp://me:{SECRET}@h/a"}),
+        storage=CONFIG,
+        resume=f"sftp://me:{SECRET}@h/state",
+    )
+    assert SECRET not in repr(cfg)
+    assert "url='https://***@h/set'" in repr(cfg)
+    assert "resume='sftp://me:***@h/state', metrics=" in repr(cfg)
 
 
 @pytest.mark.parametrize(
