@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ from dalipipe.errors import (
     PackError,
     SourceError,
 )
+from dalipipe.packing.ahead import in_order
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.discover import Listing
 from dalipipe.packing.done import FOLDER, Quarantined
@@ -89,7 +91,8 @@ def expand(
 
     Raises:
         SourceError: an input is damaged, gone, or all are empty. PackError: one changed since it was listed.
-        CorruptSampleError: a member leads out of its folder and `pack.drop_corrupt` is off.
+        CorruptSampleError: a member leads out of its folder, or two of a sample are one field, and `pack.drop_corrupt`
+            is off.
     """
     if not listing.inputs:
         return Expanded(samples=listing.samples, classes=listing.classes, quarantined=[])
@@ -114,7 +117,7 @@ def expand(
     if refused and not config.drop_corrupt:
         name, reason = refused[0]
         raise CorruptSampleError(
-            f"{source}/{name}: {reason}; {len(refused)} such members in all. Set pack.drop_corrupt=true to leave them "
+            f"{source}/{name}: {reason}; {len(refused)} such in all. Set pack.drop_corrupt=true to leave them "
             "out and list them in quarantine.jsonl"
         )
     found = [sample for one in whole for sample in one.samples]
@@ -129,6 +132,24 @@ def expand(
     return Expanded(samples=samples, classes=classes, quarantined=quarantined)
 
 
+def check_inputs(listing: Listing, source: str, storage: StorageConfig) -> None:
+    """Refuses inputs that are not as they were listed: members are read from them by offset, long after.
+
+    Raises:
+        SourceError: one is gone. PackError: one changed.
+    """
+
+    def check(info: ObjectInfo) -> None:
+        try:
+            _check_unchanged(store, source, info)
+        except ObjectNotFoundError as error:
+            raise _gone(source, info) from error
+
+    with closing(open_store(source, storage)) as store:
+        for _ in in_order(check, listing.inputs):
+            pass
+
+
 def open_input(task: OpenTask) -> Opened:
     """Lists the samples of one input; makes its run where it needs one. Idempotent."""
     source = open_store(task.source, task.storage)
@@ -138,9 +159,7 @@ def open_input(task: OpenTask) -> Opened:
             return _open_in_place(source, task)
         return _found_run(target, task) or _make_run(source, target, task)
     except ObjectNotFoundError as error:
-        raise SourceError(
-            f"{task.source}/{task.info.key} was listed but is gone: the source changed while it was packed; pack again"
-        ) from error
+        raise _gone(task.source, task.info) from error
     except IntegrityError as error:
         raise SourceError(
             f"{task.source}/{task.info.key} is damaged: {error}; copy it again from where it is whole"
@@ -175,7 +194,7 @@ def _open_in_place(source: Store, task: OpenTask) -> Opened:
     window = HeaderWindow(
         lambda start, stop: source.read(key, start, stop), num_bytes, _WINDOW_BYTES if local else _REMOTE_WINDOW_BYTES
     )
-    _check_unchanged(source, task)
+    _check_unchanged(source, task.source, task.info)
     return _grouped(scan_tar(window, num_bytes), task, key)
 
 
@@ -191,6 +210,12 @@ def _grouped(members: Any, task: OpenTask, path: str) -> Opened:
 
     samples, seen = [], dict[str, int]()
     for group in group_by_key(safe(), task.config.dots):
+        fields = [field_of(extension) for extension in group.members]
+        if len(set(fields)) < len(fields):
+            refused.append(
+                (f"{task.info.key}:{group.key}", f"has {', '.join(group.members)}, two of which are one field")
+            )
+            continue
         repeat = seen[group.key] = seen.get(group.key, -1) + 1
         name = f"{task.info.key}:{group.key}" + (f"#{repeat}" if repeat else "")
         samples.append((name, group.key, _members(group, path)))
@@ -203,7 +228,7 @@ def _members(group: Group, path: str) -> tuple[Member, ...]:
 
 
 def _make_run(source: Store, target: Store, task: OpenTask) -> Opened:
-    _check_unchanged(source, task)
+    _check_unchanged(source, task.source, task.info)
     with temporary_file(task.target) as plain, temporary_file(task.target) as run:
         copy_input(source, task.info, plain, task.config.kind == "tars")
         if task.config.kind == "tars":
@@ -295,10 +320,16 @@ def _member(said: Sequence[Any], run: str) -> Member:
     return Member(extension, num_bytes, path=run, start=start, in_run=True)
 
 
-def _check_unchanged(source: Store, task: OpenTask) -> None:
-    now = source.head(task.info.key)
-    if (now.num_bytes, now.etag) != (task.info.num_bytes, task.info.etag):
+def _gone(source: str, info: ObjectInfo) -> SourceError:
+    return SourceError(
+        f"{source}/{info.key} was listed but is gone: the source changed while it was packed; pack again"
+    )
+
+
+def _check_unchanged(store: Store, source: str, info: ObjectInfo) -> None:
+    now = store.head(info.key)
+    if (now.num_bytes, now.etag) != (info.num_bytes, info.etag):
         raise PackError(
-            f"{task.source}/{task.info.key} changed while it was packed: {task.info.num_bytes} bytes listed, "
+            f"{source}/{info.key} changed while it was packed: {info.num_bytes} bytes listed, "
             f"{now.num_bytes} now; pack again when nothing writes to the source"
         )

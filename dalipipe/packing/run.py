@@ -19,7 +19,7 @@ from dalipipe.packing.dedup import Duplicate, find_duplicates
 from dalipipe.packing.discover import Listing, discover
 from dalipipe.packing.done import Quarantined, ShardDone, decode_done, record_name
 from dalipipe.packing.estimate import transformed_share
-from dalipipe.packing.expand import expand
+from dalipipe.packing.expand import check_inputs, expand
 from dalipipe.packing.images import RegridTask, ShardTask, regrid, write_shard
 from dalipipe.packing.plan import check_config, make_plan, shard_names
 from dalipipe.packing.report import PackReport, report_found, report_of
@@ -201,6 +201,7 @@ class _Packing:
                 self._progress(num_done, len(plan.order))
         except NoSpaceError as error:
             raise self._no_space(error) from error
+        check_inputs(self._listing, self._source, self._storage)
 
     def assemble(self, engine: Engine) -> tuple[ManifestFiles, list[str], list[Quarantined]]:
         """Writes all indices; returns the manifest's files, the shards in it and the images left out."""

@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from dalipipe.errors import CorruptSampleError, DalipipeError, PackError, SourceError
+from dalipipe.packing.config import PackConfig
+from dalipipe.packing.run import pack
+from dalipipe.storage.store import StorageConfig
+from tests.support.archives import write_tar
 from tests.support.images import jpeg_bytes, write_image_tree
 from tests.unit.packing.reading import contents, read_back, run_pack
 
@@ -153,6 +157,34 @@ def test_a_file_that_changes_all_the_time(tmp_path):
         stop.set()
         thread.join(10)
     assert outcomes <= {"said", "whole"}
+
+
+def test_a_tar_that_changes_after_it_was_opened(tmp_path):
+    """Its members would be read where they lay before."""
+    path = tmp_path / "src/a.tar"
+    members = [(f"{i}.txt", b"a" * 1000) for i in range(20)]
+    write_tar(path, members)
+
+    def rewrite(what, done, total):
+        if what == "opening" and done == total:
+            write_tar(path, [(name, b"b" * 1000) for name, _ in members])
+
+    config = PackConfig(kind="tars", workers=1)
+    with pytest.raises(PackError, match=r"a\.tar changed while it was packed"):
+        pack(str(path.parent), str(tmp_path / "out"), config, StorageConfig(), stage=rewrite)
+    assert not (tmp_path / "out/manifest.json").exists()
+    assert run_pack(path.parent, tmp_path / "out", kind="tars").samples == 20
+    assert {sample["text"] for sample in read_back(tmp_path / "out").values()} == {b"b" * 1000}
+
+
+def test_two_images_in_one_sample_of_a_tar(tmp_path):
+    image = jpeg_bytes(1)
+    write_tar(tmp_path / "src/a.tar", [("a.jpg", image), ("a.png", image), ("b.jpg", image)])
+    with pytest.raises(CorruptSampleError, match=r"a\.tar:a: has jpg, png, two of which are one field"):
+        run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    run_pack(tmp_path / "src", tmp_path / "out", kind="tars", drop_corrupt=True)
+    assert read_back(tmp_path / "out") == {"b": {"image": image}}
+    assert "two of which are one field" in (tmp_path / "out/quarantine.jsonl").read_text()
 
 
 def test_a_disk_without_nameless_files(tmp_path, monkeypatch):
