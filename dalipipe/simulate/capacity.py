@@ -15,6 +15,7 @@ from dalipipe.units import format_bytes, parse_bytes, parse_capacity
 FAR_LARGER = 10
 _SAMPLES = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:[eE][0-9]+)?)\s*samples?(?:/s)?", re.IGNORECASE)
 _ANY_BYTES = 1 << 60
+_SHORTEST_STEP_S = 1e-6
 
 
 def step_time(plan: PlanConfig, *, batch_size: int, sample_bytes: float, measured_step_s: float = 0.0) -> float:
@@ -33,7 +34,8 @@ def step_time(plan: PlanConfig, *, batch_size: int, sample_bytes: float, measure
             "give one of them"
         )
     if plan.gpu_read_rate is not None:
-        return batch_size * sample_bytes / _read_rate(plan.gpu_read_rate, sample_bytes)
+        rate = _read_rate(plan.gpu_read_rate, sample_bytes)
+        return _possible(batch_size * sample_bytes / rate, f"plan.gpu_read_rate={plan.gpu_read_rate!r}")
     step_s = plan.step_s if plan.step_s is not None else measured_step_s
     if plan.step_s is None and not measured_step_s:
         raise ConfigError(
@@ -42,6 +44,12 @@ def step_time(plan: PlanConfig, *, batch_size: int, sample_bytes: float, measure
         )
     if not 0 < step_s < math.inf:
         raise ConfigError(f"plan.step_s={step_s} must be more than 0 seconds")
+    return _possible(step_s, f"plan.step_s={step_s}")
+
+
+def _possible(step_s: float, said: str) -> float:
+    if step_s < _SHORTEST_STEP_S:
+        raise ConfigError(f"{said}: a step of {step_s:.3g} s is shorter than any; check the unit (at least 1e-6 s)")
     return step_s
 
 

@@ -36,6 +36,12 @@ def test_a_read_rate_is_bytes_or_samples_a_second(rate: object, step_s: float) -
     assert step_time(plan, batch_size=256, sample_bytes=100.0) == pytest.approx(step_s)
 
 
+@pytest.mark.parametrize("told", [{"step_s": 1e-300}, {"gpu_read_rate": 1e300}])
+def test_a_step_that_is_too_short_to_be_one_is_refused(told: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="shorter than any; check the unit"):
+        step_time(PlanConfig(**told), batch_size=256, sample_bytes=100.0)
+
+
 @pytest.mark.parametrize("rate", ["fast", "-1", 0, "0 samples", float("nan"), float("inf"), ""])
 def test_what_is_no_read_rate_is_refused(rate: object) -> None:
     with pytest.raises(ConfigError, match=r"plan\.gpu_read_rate"):
