@@ -313,7 +313,7 @@ def _check_group(store: Store, info: ObjectInfo, group: Group, seen: set[str]) -
 def _check_names(store: Store, info: ObjectInfo, group: Group, config: IndexConfig) -> None:
     for name in (member.name for member in group.members.values()):
         if any("\ud800" <= character <= "\udfff" for character in name):
-            why = "is not UTF-8, as keys must be"
+            why = "is not UTF-8, as keys must be: rename it"
         elif config.dali and any(character.isspace() for character in name):
             why = "holds a space or a line break, which DALI's index cannot hold: leave index.dali out"
         else:
