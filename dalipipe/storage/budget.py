@@ -15,11 +15,12 @@ import os
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from dalipipe.errors import ConfigError
-from dalipipe.filelocks import alone, enter, open_file, try_lock, unlock
+from dalipipe.filelocks import FileLock, alone, enter, open_file, try_lock, unlock
 from dalipipe.units import parse_bytes
 
 IO_CLASSES = ("data", "checkpoint", "eval")
@@ -60,17 +61,18 @@ class NodeBudget:
         self._declared = rate
         self._clock = clock
         self._lock = threading.Lock()
-        self._path = path
-        self._here = enter(path, _ALIVE_AT)
-        if self._here is None:
+        here = enter(path, _ALIVE_AT)
+        if here is None:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
-        self._descriptor = -1
         try:
             # Nobody takes the file away while the mark is held.
             self._descriptor, self._map = _open(path)
         except BaseException:
-            self.close()
+            _leave(path, here)
             raise
+        # A store that nobody closed must not keep its descriptors, nor the ledger for good.
+        self._end = weakref.finalize(self, _end, os.getpid(), path, here, self._descriptor, self._map)
+        self._end.atexit = False
 
     @property
     def rate(self) -> float:
@@ -106,18 +108,8 @@ class NodeBudget:
     def close(self) -> None:
         """Unmaps the ledger; the last process of the node takes the file away. Idempotent."""
         with self._lock:
-            here, self._here = self._here, None
-            if self._descriptor >= 0:
-                self._map.close()
-                os.close(self._descriptor)
-                self._descriptor = -1
-        if here is not None:
-            here.release()
-            with contextlib.suppress(OSError):
-                last = alone(self._path, _ALIVE_AT)
-                if last is not None:
-                    self._path.unlink()
-                    last.release()
+            self._descriptor = -1
+            self._end()
 
     def _admit(self, state: _State, io_class: str, num_bytes: int, now_s: float) -> float:
         rate = self._declared or state.highest
@@ -227,6 +219,23 @@ def open_budget(folder: str, rate: float | None) -> NodeBudget | None:
             error.strerror or error,
         )
         return None
+
+
+def _end(process: int, path: Path, here: FileLock, descriptor: int, mapped: mmap.mmap) -> None:
+    if os.getpid() != process:  # a forked child shares the open files, and its parent goes on
+        return
+    mapped.close()
+    os.close(descriptor)
+    _leave(path, here)
+
+
+def _leave(path: Path, here: FileLock) -> None:
+    here.release()
+    with contextlib.suppress(OSError):
+        last = alone(path, _ALIVE_AT)
+        if last is not None:
+            path.unlink()
+            last.release()
 
 
 def _open(path: Path) -> tuple[int, mmap.mmap]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -127,6 +128,26 @@ def test_the_last_process_takes_the_ledger_away_whoever_was_killed(tmp_path: Pat
             user.communicate()
     NodeBudget(path).close()
     assert not path.exists()
+
+
+def test_a_budget_that_nobody_closed_leaves_neither_descriptor_nor_ledger(tmp_path: Path) -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = num_open()
+    budget = NodeBudget(tmp_path / "b")
+    child = os.fork()
+    if not child:
+        budget.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "b").exists(), "a child that was forked takes nothing away"
+    NodeBudget(tmp_path / "b").close()
+    assert (tmp_path / "b").exists(), "nor its parent's mark"
+    del budget
+    gc.collect()
+    assert num_open() == before
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_ledger_that_vanished_or_was_left_by_killed_processes_is_no_obstacle(tmp_path: Path) -> None:
