@@ -35,7 +35,7 @@ from dalipipe.cache.tier import Tier
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import USAGE_NAME, UsageTable
 from dalipipe.errors import CacheError, ConfigError
-from dalipipe.filelocks import FileLock
+from dalipipe.filelocks import FileLock, open_file
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
@@ -287,8 +287,7 @@ def make_folder(folder: Path) -> bool:
         CacheError: it cannot be made at all; says by whom and what to do.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(folder / LOCKS_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        os.close(open_file(folder / LOCKS_NAME))  # with its folder, also while jobs that end take that away
     except OSError as error:
         if error.errno in _UNWRITABLE:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersCo
 from dalipipe.cache.folders import memory_folder
 from dalipipe.cache.inspect import clear, remove_set, stat
 from dalipipe.cache.locks import lock_unused
-from dalipipe.cache.open import open_cache
+from dalipipe.cache.open import make_folder, open_cache
 from dalipipe.cache.readers import Readers
 from dalipipe.cache.tenancy import Tenancy, sweep
 from dalipipe.cache.tiered import TieredCache
@@ -178,6 +179,22 @@ def test_who_enters_while_an_unmarked_folder_is_swept_keeps_its_mark(
     assert (folder / LOCKS_NAME).exists()
     entered[0].leave()
     assert not folder.exists()
+
+
+def test_a_folder_can_be_made_while_jobs_that_end_take_it_away(root: Path) -> None:
+    folder, ended = root / "memory" / "x" / "y", threading.Event()
+
+    def take_away() -> None:
+        while not ended.is_set():
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    try:
+        assert all(make_folder(folder) for _ in range(1000))
+    finally:
+        ended.set()
+        thread.join(10)
 
 
 def test_a_cache_that_cannot_be_opened_leaves_nothing(root: Path) -> None:
