@@ -1,6 +1,8 @@
 # Everything starts here: each target sets up what it needs. `make help` lists them.
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+# Tests that run at once: most of their time they wait for processes and servers that they started.
+WORKERS ?= 2
 
 .PHONY: help setup demo test test-slow test-native check bench image lock clean
 
@@ -16,7 +18,7 @@ demo: setup ## the main job: a small lake of JPEGs, packed, cached, decoded and 
 	@$(BIN)/dalipipe demo
 
 test: setup ## the tests (without the slow soak tests)
-	@$(BIN)/pytest -q -m "not slow"
+	@$(BIN)/pytest -q -m "not slow" -n $(WORKERS) --dist worksteal
 
 test-slow: setup ## the soak tests
 	@$(BIN)/pytest -q -m slow

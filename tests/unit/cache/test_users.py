@@ -47,7 +47,7 @@ def job(folder: Path, uid: int, umask: str, blocks: int) -> tuple[int, str]:
 @pytest.mark.parametrize("umask", ["002", "022"])
 def test_two_users_share_a_folder_of_their_group(tmp_path: Path, umask: str) -> None:
     for path in (*tmp_path.parents, tmp_path):
-        if path.stat().st_uid == 0 and path.name.startswith(("pytest-", "test_")):
+        if path.stat().st_uid == 0 and path.name.startswith(("pytest-", "popen-", "test_")):
             path.chmod(0o755)
     folder = tmp_path / "cache"
     folder.mkdir()

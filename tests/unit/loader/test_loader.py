@@ -18,6 +18,7 @@ from dalipipe.graphs.contract import Batch
 from dalipipe.loader.loader import Loader
 from dalipipe.order.signature import OrderSignature
 from dalipipe.telemetry import Recorder
+from tests.support.waiting import wait_until
 
 STEPS, BATCH = 5, 4
 ORDER = OrderSignature(
@@ -74,13 +75,17 @@ def make(fault: Callable[[int, int], None] = lambda epoch, step: None, **changes
     return Loader(**(arguments | changes))
 
 
+def batch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
+
+
 @pytest.fixture
 def loader() -> Iterator[Loader]:
     CountingSource.alive = 0
     with make() as made:
         yield made
     assert CountingSource.alive == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
+    assert not batch_threads()
 
 
 def steps(batches: Any) -> list[int]:
@@ -217,6 +222,7 @@ def test_a_stuck_source_is_an_error_and_close_stays_fast() -> None:
         release.set()
         begin = time.perf_counter()
     assert time.perf_counter() - begin < 2.5
+    wait_until(lambda: not batch_threads(), "the end of the thread that was left behind")
 
 
 def test_an_interrupt_while_the_source_starts_or_is_closed_leaves_nothing_behind() -> None:
@@ -238,7 +244,7 @@ def test_an_interrupt_while_the_source_starts_or_is_closed_leaves_nothing_behind
     with pytest.raises(KeyboardInterrupt):
         loader.close()
     assert CountingSource.alive == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
+    assert not batch_threads()
 
 
 def test_closing_while_another_thread_starts_the_source_leaves_nothing_behind() -> None:
@@ -266,7 +272,7 @@ def test_closing_while_another_thread_starts_the_source_leaves_nothing_behind() 
     thread.join(10)
     assert caught == ["the loader was closed while it started"]
     assert CountingSource.alive == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "dalipipe-batches"]
+    assert not batch_threads()
 
 
 def test_a_closed_loader_says_so(loader: Loader) -> None:

@@ -98,8 +98,12 @@ def test_a_killed_job_leaves_a_folder_that_doctor_reads(packed: Path, tmp_path: 
     try:
         ledger = run_dir / "ledger/rank-00000"
         wait_until(
-            lambda: any(ledger.glob("*.parquet")) and len(read_ledger(run_dir)[0]["number"]) > 40,
-            "a ledger of more than 40 steps",
+            lambda: (
+                any(ledger.glob("*.parquet"))
+                and len(read_ledger(run_dir)[0]["number"]) > 40
+                and open_run(run_dir).num_steps > 40
+            ),
+            "a ledger and a snapshot of more than 40 steps",
             timeout_s=90,
             process=job,
         )
