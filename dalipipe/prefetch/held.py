@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from dalipipe.cache.contract import BlockView
 
 # Each mapped view is one entry of the kernel's table, 65,530 by default and shared with everything in the process.
 MAX_VIEWS = 16_384
+_NEVER = float("inf")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,6 +20,7 @@ class _Held:
     view: BlockView
     users: int
     retired: bool
+    came: int
 
 
 class HeldBlocks:
@@ -25,7 +29,8 @@ class HeldBlocks:
 
     Not thread-safe: the owner's lock guards it.
 
-    `resident_bytes` counts all memory that the views hold, `busy_bytes` that of blocks in use.
+    `resident_bytes` counts all memory that the views hold, `busy_bytes` that of blocks in use. Blocks that may be let
+    go for room stand in a heap, the one needed last on top; an entry that no longer says what is so is skipped.
 
     Args:
         num_samples: of a block; it is done when so many of its samples were used in the epoch. Sets that are mixed
@@ -39,6 +44,8 @@ class HeldBlocks:
         self._upcoming: dict[int, deque[int]] = {}
         self._used_samples: dict[int, int] = {}
         self._retired_unfetched: set[int] = set()
+        self._idle: list[tuple[float, int, int]] = []
+        self._came = itertools.count()
         self.resident_bytes = 0
         self.busy_bytes = 0
 
@@ -66,7 +73,11 @@ class HeldBlocks:
     def announce(self, number: int, blocks: Iterable[int]) -> None:
         """Step `number` (counted from the start of the run) will use these blocks."""
         for block in blocks:
-            self._upcoming.setdefault(block, deque()).append(number)
+            upcoming = self._upcoming.setdefault(block, deque())
+            upcoming.append(number)
+            held = self._held.get(block)
+            if len(upcoming) == 1 and held is not None and not held.users:
+                self._offer(block, held)
 
     def use(self, blocks: dict[int, int]) -> None:
         """The next announced step enters the window; `blocks` counts its samples by block."""
@@ -88,12 +99,12 @@ class HeldBlocks:
         """A block has come; the steps that wait for it use it from now on."""
         retired = block in self._retired_unfetched
         self._retired_unfetched.discard(block)
-        held = _Held(view=view, users=self._waiting_users.pop(block, 0), retired=retired)
+        held = _Held(view=view, users=self._waiting_users.pop(block, 0), retired=retired, came=next(self._came))
         self._held[block] = held
         self.resident_bytes += view.held_bytes
         self.busy_bytes += view.held_bytes if held.users else 0
-        if not held.users and not self._worth_keeping(block, held):
-            self._drop(block)
+        if not held.users:
+            self._keep_or_drop(block, held)
 
     def leave(self, blocks: Iterable[int]) -> None:
         """A step is done with its blocks; those without a use ahead are let go."""
@@ -108,21 +119,19 @@ class HeldBlocks:
             held.users -= 1
             if held.users == 0:
                 self.busy_bytes -= held.view.held_bytes
-                if not self._worth_keeping(block, held):
-                    self._drop(block)
+                self._keep_or_drop(block, held)
 
     def make_room(self, num_bytes: int, cap_bytes: int) -> bool:
         """Lets unused blocks in memory go, those needed last first, until `num_bytes` fit under the cap."""
-        excess_bytes = self.resident_bytes + num_bytes - cap_bytes
-        if excess_bytes <= 0:
-            return True
-        idle = [block for block, held in self._held.items() if held.users == 0 and held.view.held_bytes]
-        idle.sort(key=self._next_use, reverse=True)
-        for block in idle:
-            self._drop(block)
-            if self.resident_bytes + num_bytes <= cap_bytes:
-                return True
-        return False
+        while self.resident_bytes + num_bytes > cap_bytes:
+            if not self._idle:
+                return False
+            entry = heapq.heappop(self._idle)
+            block = entry[-1]
+            held = self._held.get(block)
+            if held is not None and not held.users and entry == self._entry(block, held):
+                self._drop(block)
+        return True
 
     def end_epoch(self) -> None:
         """All steps of the epoch are in the window: what was kept for uses that were not planned yet is let go."""
@@ -139,6 +148,31 @@ class HeldBlocks:
             self._drop(block)
         self._waiting_users.clear()
         self._upcoming.clear()
+        self._idle.clear()
+
+    def _keep_or_drop(self, block: int, held: _Held) -> None:
+        if self._worth_keeping(block, held):
+            self._offer(block, held)
+        else:
+            self._drop(block)
+
+    def _offer(self, block: int, held: _Held) -> None:
+        """An unused block may make room, if it takes any."""
+        if not held.view.held_bytes:
+            return
+        if len(self._idle) > 2 * len(self._held) + 64:  # most entries are of uses that are over
+            self._idle = [self._entry(other, one) for other, one in self._held.items() if self._makes_room(one)]
+            heapq.heapify(self._idle)
+        heapq.heappush(self._idle, self._entry(block, held))
+
+    def _entry(self, block: int, held: _Held) -> tuple[float, int, int]:
+        """Sorts first what is needed last, then what came first."""
+        upcoming = self._upcoming.get(block)
+        return (-upcoming[0] if upcoming else -_NEVER, held.came, block)
+
+    @staticmethod
+    def _makes_room(held: _Held) -> bool:
+        return not held.users and held.view.held_bytes > 0
 
     def _worth_keeping(self, block: int, held: _Held) -> bool:
         if not held.view.held_bytes:
@@ -148,10 +182,6 @@ class HeldBlocks:
 
     def _is_used_up(self, block: int) -> bool:
         return self._used_samples.get(block, 0) >= self._num_samples(block)
-
-    def _next_use(self, block: int) -> float:
-        upcoming = self._upcoming.get(block)
-        return upcoming[0] if upcoming else float("inf")
 
     def _drop(self, block: int) -> None:
         held = self._held.pop(block)
