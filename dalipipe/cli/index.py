@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dalipipe.cli.output import emit, progress
+from dalipipe.cli.output import counted, emit, progress
 from dalipipe.cli.schema import IndexJob
 from dalipipe.errors import ConfigError
 from dalipipe.units import format_bytes
@@ -22,6 +22,10 @@ def run(cfg: IndexJob, *, as_json: bool) -> int:
         f"indexed {done.samples} samples in {done.shards} shards, {format_bytes(done.bytes)}, in {done.seconds:.1f} s "
         f"by reading {format_bytes(done.bytes_read)} of them: {cfg.target or cfg.source}"
     )
+    if done.skipped:
+        text += f"\n{done.skipped} members of tars that are no data were skipped ({counted(done.skipped_kinds)})"
+    if done.truncated:
+        text += f"\n{done.truncated} tars have no end and may have been cut between two members"
     if not done.checksums:
         text += "\nchecksums are not known yet: `dalipipe verify URL checksums=all` reads every byte once and adds them"
     emit(asdict(done), text, as_json=as_json)

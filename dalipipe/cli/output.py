@@ -15,6 +15,11 @@ Progress = Callable[[int, int], None]
 _SHOW_AFTER_S = 2.0
 
 
+def counted(kinds: Mapping[str, int]) -> str:
+    """`2 folder, 1 hidden`."""
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Progress]:
     """Gives a `report(done, total)`; draws a bar with an estimate once it takes over 2 s, only on a terminal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from dalipipe.cli.output import emit, progress, stages
+from dalipipe.cli.output import counted, emit, progress, stages
 from dalipipe.cli.schema import PackJob
 from dalipipe.errors import ConfigError
 from dalipipe.units import format_bytes
@@ -38,7 +38,11 @@ def run(cfg: PackJob, *, as_json: bool) -> int:
     if done.duplicates:
         text += f"\n{done.duplicates} duplicates were left out; see duplicates.jsonl beside the shards"
     if done.skipped:
-        text += f"\n{done.skipped} files that are not part of the data were skipped"
+        text += (
+            f"\n{done.skipped} files or members of tars that are no data were skipped ({counted(done.skipped_kinds)})"
+        )
+    if done.truncated:
+        text += f"\n{done.truncated} tars have no end and may have been cut between two members"
     emit(asdict(done), text, as_json=as_json)
     return 0
 

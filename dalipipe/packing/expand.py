@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,15 +34,18 @@ from dalipipe.packing.done import FOLDER, Quarantined
 from dalipipe.packing.inputs import copy_input, copy_range, is_compressed
 from dalipipe.packing.plan import keyed_hash
 from dalipipe.packing.sample import Keys, Member, SourceSample
+from dalipipe.packing.sieve import Sieve, no_end
 from dalipipe.packing.tables import number_classes, parquet_samples
 from dalipipe.packing.temporary import temporary_file
 from dalipipe.shards.digest import digest64
 from dalipipe.shards.fields import field_of
-from dalipipe.shards.tar import TarMember, scan_tar
+from dalipipe.shards.tar import TarMember, scan_entries
 from dalipipe.shards.webdataset import Group, HeaderWindow, group_by_key
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import ObjectInfo, StorageConfig, Store
 from dalipipe.storage.url import FILE_SCHEMES, scheme_of
+
+_log = logging.getLogger(__name__)
 
 RUNS = f"{FOLDER}/runs"
 _WINDOW_BYTES = 4096
@@ -61,20 +66,27 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The samples of an input (name, key before it is made unique, members), and the members that no shard may hold
-    (name, reason)."""
+    """The samples of an input (name, key before it is made unique, members), the members that no shard may hold
+    (name, reason), those that are no data (reason, count), and whether the input has an end."""
 
     samples: list[tuple[str, str, tuple[Member, ...]]]
     refused: list[tuple[str, str]]
+    passed: dict[str, int] = field(default_factory=dict)
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """All samples of a source, sorted by name, the class names by label, and what was left out already."""
+    """All samples of a source, sorted by name, the class names by label, and what was left out already.
+
+    passed: members of tars that are no data, by reason. num_unended: tars without an end.
+    """
 
     samples: list[SourceSample]
     classes: tuple[str, ...]
     quarantined: list[Quarantined]
+    passed: dict[str, int] = field(default_factory=dict)
+    num_unended: int = 0
 
 
 def expand(
@@ -129,7 +141,13 @@ def expand(
         SourceSample(name, keys.key(stem, name), those) for (name, stem, _), those in zip(found, members, strict=True)
     ]
     quarantined = [Quarantined(path=name, reason=reason, num_bytes=0, xxh3="") for name, reason in refused]
-    return Expanded(samples=samples, classes=classes, quarantined=quarantined)
+    passed: Counter[str] = Counter()
+    for one in whole:
+        passed.update(one.passed)
+    unended = [task.info.key for task, one in zip(tasks, opened, strict=True) if one is not None and not one.ended]
+    if unended:
+        _log.warning(no_end(source, unended))
+    return Expanded(samples=samples, classes=classes, quarantined=quarantined, passed=passed, num_unended=len(unended))
 
 
 def check_inputs(listing: Listing, source: str, storage: StorageConfig) -> None:
@@ -195,21 +213,17 @@ def _open_in_place(source: Store, task: OpenTask) -> Opened:
         lambda start, stop: source.read(key, start, stop), num_bytes, _WINDOW_BYTES if local else _REMOTE_WINDOW_BYTES
     )
     _check_unchanged(source, task.source, task.info)
-    return _grouped(scan_tar(window, num_bytes), task, key)
+    return _grouped(window, num_bytes, task, key)
 
 
-def _grouped(members: Any, task: OpenTask, path: str) -> Opened:
-    refused: list[tuple[str, str]] = []
-
-    def safe() -> Any:
-        for member in members:
-            if member.name.startswith("/") or ".." in member.name.split("/"):
-                refused.append((f"{task.info.key}:{member.name}", "leads out of its folder (absolute, or '..')"))
-            else:
-                yield member
-
+def _grouped(window: HeaderWindow, num_bytes: int, task: OpenTask, path: str) -> Opened:
+    if not num_bytes:
+        raise IntegrityError("it is empty (0 bytes)")
+    sieve = Sieve(task.config.dots, in_place=False)
+    groups = group_by_key(sieve(scan_entries(window, num_bytes)), task.config.dots)
+    refused = [(f"{task.info.key}:{name}", reason) for name, reason in sieve.lost]
     samples, seen = [], dict[str, int]()
-    for group in group_by_key(safe(), task.config.dots):
+    for group in groups:
         fields = [field_of(extension) for extension in group.members]
         if len(set(fields)) < len(fields):
             refused.append(
@@ -219,7 +233,7 @@ def _grouped(members: Any, task: OpenTask, path: str) -> Opened:
         repeat = seen[group.key] = seen.get(group.key, -1) + 1
         name = f"{task.info.key}:{group.key}" + (f"#{repeat}" if repeat else "")
         samples.append((name, group.key, _members(group, path)))
-    return Opened(samples=samples, refused=refused)
+    return Opened(samples=samples, refused=refused, passed=dict(sieve.counts), ended=sieve.ended)
 
 
 def _members(group: Group, path: str) -> tuple[Member, ...]:
@@ -235,7 +249,7 @@ def _make_run(source: Store, target: Store, task: OpenTask) -> Opened:
             descriptor = plain.fileno()
             num_bytes = os.fstat(descriptor).st_size
             window = HeaderWindow(lambda a, b: os.pread(descriptor, b - a, a), num_bytes, _WINDOW_BYTES)
-            opened = _grouped(scan_tar(window, num_bytes), task, "")
+            opened = _grouped(window, num_bytes, task, "")
             opened = _write_run(opened, plain, run, task)
         else:
             opened = _write_parquet_run(plain, run, task)
@@ -261,7 +275,7 @@ def _write_run(opened: Opened, plain: BinaryIO, run: BinaryIO, task: OpenTask) -
             moved.append(Member(member.extension, member.num_bytes, path=task.run, start=at, in_run=True))
             at += member.num_bytes
         placed[i] = (name, stem, tuple(moved))
-    return Opened(samples=placed, refused=opened.refused)
+    return replace(opened, samples=placed)
 
 
 def _write_parquet_run(plain: BinaryIO, run: BinaryIO, task: OpenTask) -> Opened:
@@ -297,7 +311,8 @@ def _encode(opened: Opened) -> bytes:
         [name, stem, [[m.extension, m.num_bytes, m.start, None if m.data is None else m.data.hex()] for m in members]]
         for name, stem, members in opened.samples
     ]
-    body = json.dumps({"samples": samples, "refused": opened.refused}).encode()
+    said = {"samples": samples, "refused": opened.refused, "passed": opened.passed, "ended": opened.ended}
+    body = json.dumps(said).encode()
     return f"{digest64(body):016x}\n".encode() + body
 
 
@@ -308,9 +323,10 @@ def _decode(data: bytes, run_bytes: int, run: str) -> Opened | None:
     said = json.loads(body)
     samples = [(name, stem, tuple(_member(one, run) for one in members)) for name, stem, members in said["samples"]]
     used = sum(m.num_bytes for _, _, members in samples for m in members if m.in_run)
-    if used != run_bytes:
+    if used != run_bytes or "ended" not in said:
         return None
-    return Opened(samples=samples, refused=[(name, reason) for name, reason in said["refused"]])
+    refused = [(name, reason) for name, reason in said["refused"]]
+    return Opened(samples=samples, refused=refused, passed=said["passed"], ended=said["ended"])
 
 
 def _member(said: Sequence[Any], run: str) -> Member:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,6 +28,7 @@ from dalipipe.packing.discover import TAR_ENDINGS
 from dalipipe.packing.files import index_files
 from dalipipe.packing.inputs import is_compressed
 from dalipipe.packing.plan import DOTS, block_samples
+from dalipipe.packing.sieve import Sieve, no_end
 from dalipipe.packing.verify import open_linked
 from dalipipe.packing.written import Written, publish, read_digests
 from dalipipe.shards.checksums import checksums_name
@@ -35,12 +38,14 @@ from dalipipe.shards.header import HEADER_NAME
 from dalipipe.shards.imageheader import parse_image_header
 from dalipipe.shards.index import Rows
 from dalipipe.shards.manifest import index_name
-from dalipipe.shards.tar import SampleExtent, scan_tar
+from dalipipe.shards.tar import SampleExtent, TarMember, scan_entries
 from dalipipe.shards.webdataset import Group, HeaderWindow, group_neighbours
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import ObjectInfo, StorageConfig, Store
 from dalipipe.storage.url import is_link, link_from
 from dalipipe.units import parse_bytes
+
+_log = logging.getLogger(__name__)
 
 DALI_VERSION = "v1.2"
 _ENDINGS = (*TAR_ENDINGS, *(f".{extension}" for extension in IMAGE_EXTENSIONS), ".parquet")
@@ -53,7 +58,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
     """What was indexed. bytes: of all tars, virtual ones included; bytes_read: of them, to learn what they hold.
-    checksums: known or not."""
+    checksums: known or not. skipped: members of tars that are no data, by kind in `skipped_kinds`. truncated: tars
+    without an end, which may have been cut between two members."""
 
     samples: int
     shards: int
@@ -62,6 +68,9 @@ class IndexReport:
     seconds: float
     checksums: bool
     identity: str
+    skipped: int = 0
+    skipped_kinds: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class _Scanned:
     written: Written
     dali: str
     bytes_read: int
+    sieve: Sieve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +90,8 @@ class _Laid:
     block_samples: int
     classes: tuple[str, ...] = ()
     bytes_read: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    num_unended: int = 0
     dali: dict[str, str] = field(default_factory=dict)
 
 
@@ -158,6 +170,9 @@ def index(
         seconds=time.monotonic() - begin_s,
         checksums=config.checksums,
         identity=files.identity,
+        skipped=laid.skipped.total(),
+        skipped_kinds=dict(sorted(laid.skipped.items())),
+        truncated=laid.num_unended,
     )
 
 
@@ -168,11 +183,16 @@ def _laid_tars(scanned: Sequence[_Scanned], url: str, config: IndexConfig) -> _L
     shards = [one.written for one in full]
     num_samples = sum(shard.rows.num_samples for shard in shards)
     num_bytes = sum(shard.num_bytes for shard in shards)
+    unended = [one.written.name for one in scanned if not one.sieve.ended]
+    if unended:
+        _log.warning(no_end(url, unended))
     return _Laid(
         what="tars",
         shards=shards,
         block_samples=block_samples(num_samples, len(shards), num_bytes, config.block_bytes),
         bytes_read=sum(one.bytes_read for one in scanned),
+        skipped=sum((one.sieve.counts for one in scanned), Counter()),
+        num_unended=len(unended),
         dali={_dali_name(one.written.name): one.dali for one in full} if config.dali else {},
     )
 
@@ -253,8 +273,11 @@ def _scan(store: Store, info: ObjectInfo, config: IndexConfig, window_bytes: int
     extents: list[SampleExtent] = []
     sizes: list[tuple[int, int]] = []
     lines: list[str] = []
+    sieve = Sieve(config.dots, in_place=True)
     try:
-        for group, size in _groups(window, info.num_bytes, config.dots):
+        if not info.num_bytes:
+            raise IntegrityError("it is empty (0 bytes)")
+        for group, size in _groups(window, info.num_bytes, config.dots, sieve):
             _check_group(store, info, group, seen)
             _check_names(store, info, group, config)
             seen.add(group.key)
@@ -266,26 +289,32 @@ def _scan(store: Store, info: ObjectInfo, config: IndexConfig, window_bytes: int
         raise SourceError(
             f"{store.url}/{info.key} cannot be indexed: {error}; copy it again from where it is whole"
         ) from error
+    if sieve.lost:
+        member, why = sieve.lost[0]
+        raise SourceError(
+            f"{store.url}/{info.key} cannot be read in place: {member!r} {why}; {len(sieve.lost)} such in it. Pack it "
+            "with `dalipipe pack pack=tars`"
+        )
     rows = Rows.of(keys, extents, np.asarray(sizes, np.int32).reshape(-1, 2))
     extensions = tuple(sorted({e for extent in extents for e in extent.members}))
     written = Written(name=name, num_bytes=info.num_bytes, digest=NO_DIGEST, rows=rows, extensions=extensions, known={})
     dali = "\n".join([f"{DALI_VERSION} {len(lines)}", *lines]) + "\n"
-    return _Scanned(written, dali if config.dali else "", window.bytes_read)
+    return _Scanned(written, dali if config.dali else "", window.bytes_read, sieve)
 
 
-def _groups(window: HeaderWindow, num_bytes: int, dots: str) -> Iterator[tuple[Group, tuple[int, int]]]:
+def _groups(window: HeaderWindow, num_bytes: int, dots: str, sieve: Sieve) -> Iterator[tuple[Group, tuple[int, int]]]:
     """Samples with the (height, width) of their image, as far as the window holds its header when it is passed."""
     size_at: dict[int, tuple[int, int]] = {}
 
-    def watched() -> Iterator[object]:
-        for member in scan_tar(window, num_bytes):
+    def watched() -> Iterator[TarMember]:
+        for member in sieve(scan_entries(window, num_bytes)):
             if field_of(member.name.rpartition(".")[2]) == "image":
                 stop = member.offset + member.num_bytes
                 window(member.offset, min(stop, member.offset + _IMAGE_HEAD_BYTES))
                 size_at[member.offset] = _size(window.held(member.offset, stop))
             yield member
 
-    for group in group_neighbours(watched(), dots):  # type: ignore[arg-type]
+    for group in group_neighbours(watched(), dots):
         image = next((m for e, m in group.members.items() if field_of(e) == "image"), None)
         yield group, (0, 0) if image is None else size_at.get(image.offset, (0, 0))
 

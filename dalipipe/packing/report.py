@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalipipe.packing.discover import Listing
@@ -11,7 +14,8 @@ from dalipipe.packing.target import PackedBefore, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackReport:
-    """What was packed. `bytes` of all shards; `skipped` files that are no images, by kind in `skipped_kinds`;
+    """What was packed. `bytes` of all shards; `skipped` files that are no images and members of tars that are no data,
+    by kind in `skipped_kinds`; `truncated` tars without an end, which may have been cut between two members;
     `already_packed`: the target held this very data set, and nothing was done."""
 
     samples: int
@@ -23,6 +27,7 @@ class PackReport:
     skipped: int
     skipped_kinds: dict[str, int]
     identity: str
+    truncated: int = 0
     already_packed: bool = False
 
 
@@ -37,6 +42,8 @@ def report_found(place: Target, before: PackedBefore, listing: Listing, begin_s:
         begin_s,
         quarantined=before.num_quarantined,
         duplicates=int(manifest.made_by.get("duplicates", "0")),
+        passed=json.loads(manifest.made_by.get("passed", "{}")),
+        truncated=int(manifest.made_by.get("truncated", "0")),
         already_packed=True,
     )
 
@@ -49,10 +56,13 @@ def report_of(
     *,
     quarantined: int,
     duplicates: int,
+    passed: Mapping[str, int],
+    truncated: int,
     already_packed: bool = False,
 ) -> PackReport:
-    """counts: samples, shards, bytes."""
+    """counts: samples, shards, bytes. passed: members of tars that are no data, by reason."""
     samples, shards, num_bytes = counts
+    skipped = Counter(listing.skipped) + Counter(passed)
     return PackReport(
         samples=samples,
         shards=shards,
@@ -60,8 +70,9 @@ def report_of(
         seconds=time.monotonic() - begin_s,
         quarantined=quarantined,
         duplicates=duplicates,
-        skipped=sum(listing.skipped.values()),
-        skipped_kinds=listing.skipped,
+        skipped=skipped.total(),
+        skipped_kinds=dict(sorted(skipped.items())),
         identity=identity,
+        truncated=truncated,
         already_packed=already_packed,
     )

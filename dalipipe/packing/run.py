@@ -41,7 +41,8 @@ Stage = Callable[[str, int, int], None]
 """What is being done before shards are written (`listing`, `opening`, `hashing`), how many done, how many in all (0:
 not known)."""
 
-_PLAN_VERSION = 2
+_PLAN_VERSIONS = {"images": 2, "tars": 3}
+"""Raised when the same source makes other shards than before."""
 _NO_PART_OF_THE_PLAN = ("workers", "drop_corrupt", "overwrite", "passes")
 
 
@@ -103,6 +104,8 @@ def pack(
             begin_s,
             quarantined=len(quarantined),
             duplicates=len(packing.duplicates),
+            passed=packing.passed,
+            truncated=packing.num_unended,
         )
     finally:
         source_store.close()
@@ -119,7 +122,7 @@ def plan_hash(listing: Listing, config: PackConfig) -> str:
     for name in ("shard_bytes", "block_bytes"):
         value = getattr(config, name)
         said[name] = value if value == "auto" else parse_bytes(value, f"pack.{name}")
-    said |= {"version": _PLAN_VERSION, "source": listing.digest}
+    said |= {"version": _PLAN_VERSIONS[config.kind], "source": listing.digest}
     digest = Digest128()
     digest.update(json.dumps(said, sort_keys=True).encode())
     return digest.hex
@@ -152,6 +155,8 @@ class _Packing:
         self._quarantined: list[Quarantined] = []
         self._transform = Transform.of(config)
         self.duplicates: list[Duplicate] = []
+        self.passed: dict[str, int] = {}
+        self.num_unended = 0
 
     def prepare(self, engine: Engine) -> None:
         """Opens the inputs, finds duplicates and makes the plan."""
@@ -167,6 +172,7 @@ class _Packing:
         )
         self._samples, self._classes = expanded.samples, expanded.classes
         self._quarantined = expanded.quarantined
+        self.passed, self.num_unended = expanded.passed, expanded.num_unended
         if config.dedup:
             self._samples, self.duplicates = find_duplicates(
                 self._samples,
@@ -233,6 +239,10 @@ class _Packing:
         made_by = {"plan": self._plan_hash, "quarantined": str(len(quarantined))}
         if self.duplicates:
             made_by["duplicates"] = str(len(self.duplicates))
+        if self.passed:
+            made_by["passed"] = json.dumps(self.passed, sort_keys=True)
+        if self.num_unended:
+            made_by["truncated"] = str(self.num_unended)
         if self._config.groups:
             made_by["groups"] = str(self._config.groups)
         return builder.finish(made_by), names, quarantined

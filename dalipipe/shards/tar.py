@@ -34,6 +34,16 @@ _HEADER_SUM = sum(_HEADER_MODE) + sum(_HEADER_TIME) + sum(_HEADER_REST) + 8 * or
 
 _PAX_LOCAL, _PAX_GLOBAL, _GNU_LONG_NAME, _GNU_LONG_LINK = b"x", b"g", b"L", b"K"
 _REGULAR = (b"0", b"\0", b"7")
+_HARD_LINK, _GNU_SPARSE = b"1", b"S"
+_PASSED = {
+    _HARD_LINK: "hard link",
+    _GNU_SPARSE: "sparse",
+    b"2": "symbolic link",
+    b"3": "device",
+    b"4": "device",
+    b"5": "folder",
+    b"6": "pipe",
+}
 _GZIP = b"\x1f\x8b"
 _MOST_DIGITS = 19
 """Of a number of bytes that a PAX record states; `int` refuses thousands of them."""
@@ -60,6 +70,16 @@ class TarMember:
     offset: int
     num_bytes: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """What stands in a tar and is no regular file. kind: `hard link` (link: the member that it names), `symbolic link`,
+    `folder`, `device`, `pipe`, `sparse`, `other`; `no end` where the tar stops without the zeros that close one."""
+
+    name: str
+    kind: str
+    link: str = ""
 
 
 def member_header(name: str, num_bytes: int) -> bytes:
@@ -159,7 +179,17 @@ def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[Tar
     Args:
         read: gives the bytes [start, stop) of the tar.
     """
-    position, start, long_name, long_bytes = 0, 0, None, None
+    return (entry for entry in scan_entries(read, num_bytes) if isinstance(entry, TarMember))
+
+
+def scan_entries(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[TarMember | Passed]:
+    """Yields the regular files of a tar as `scan_tar` does, and whatever else stands there.
+
+    Args:
+        read: gives the bytes [start, stop) of the tar.
+    """
+    position, start = 0, 0
+    said = _Extended()
     while position < num_bytes:
         header = bytes(read(position, min(position + RECORD_BYTES, num_bytes)))
         if len(header) < RECORD_BYTES:
@@ -168,25 +198,63 @@ def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[Tar
             return
         content_bytes = _checked_size(header, position)
         kind = header[156:157]
-        if kind in _REGULAR and long_bytes is not None:
-            content_bytes = long_bytes
+        if kind in _REGULAR and said.num_bytes is not None:
+            content_bytes = said.num_bytes
         offset = position + RECORD_BYTES
+        if kind == _GNU_SPARSE:
+            offset += _sparse_map_bytes(read, header, offset, num_bytes)
         stop = offset + padded(content_bytes)
         if stop > num_bytes:
             raise IntegrityError(f"tar member at byte {position} ({content_bytes} bytes) passes the end at {num_bytes}")
-        if kind == _PAX_LOCAL:
-            records = _pax_records(bytes(read(offset, offset + content_bytes)))
-            long_name = _text(records[b"path"]) if b"path" in records else long_name
-            size = records.get(b"size", b"")
-            long_bytes = int(size[:_MOST_DIGITS]) if size.isdigit() else long_bytes
-        elif kind == _GNU_LONG_NAME:
-            long_name = _text(bytes(read(offset, offset + content_bytes)))
-        elif kind not in (_PAX_GLOBAL, _GNU_LONG_LINK):
-            if kind in _REGULAR:
-                name = _short_name(header) if long_name is None else long_name
+        if kind in (_PAX_LOCAL, _GNU_LONG_NAME, _GNU_LONG_LINK):
+            said.take(kind, bytes(read(offset, offset + content_bytes)))
+        elif kind != _PAX_GLOBAL:
+            name = _short_name(header) if said.name is None else said.name
+            if kind in _REGULAR and not said.sparse and not (kind == b"\0" and name.endswith("/")):
                 yield TarMember(name=name, start=start, offset=offset, num_bytes=content_bytes, stop=stop)
-            start, long_name, long_bytes = stop, None, None
+            elif kind in _REGULAR:
+                yield Passed(name=name, kind="sparse" if said.sparse else "folder")
+            else:
+                link = _text(header[157:257]) if said.link is None else said.link
+                yield Passed(name=name, kind=_PASSED.get(kind, "other"), link=link)
+            start, said = stop, _Extended()
         position = stop
+    yield Passed(name="", kind="no end")
+
+
+@dataclass(slots=True)
+class _Extended:
+    """What records before a member say about it."""
+
+    name: str | None = None
+    link: str | None = None
+    num_bytes: int | None = None
+    sparse: bool = False
+
+    def take(self, kind: bytes, data: bytes) -> None:
+        if kind == _GNU_LONG_NAME:
+            self.name = _text(data)
+        elif kind == _GNU_LONG_LINK:
+            self.link = _text(data)
+        else:
+            records = _pax_records(data)
+            path = records.get(b"GNU.sparse.name", records.get(b"path"))
+            self.name = self.name if path is None else _text(path)
+            self.link = _text(records[b"linkpath"]) if b"linkpath" in records else self.link
+            size = records.get(b"size", b"")
+            self.num_bytes = int(size[:_MOST_DIGITS]) if size.isdigit() else self.num_bytes
+            self.sparse = self.sparse or any(key.startswith(b"GNU.sparse.") for key in records)
+
+
+def _sparse_map_bytes(read: Callable[[int, int], Buffer], header: bytes, position: int, num_bytes: int) -> int:
+    """The bytes of the records that go on with the map of an old GNU sparse member, which its size leaves out."""
+    begin, more = position, header[482]
+    while more:
+        if position + RECORD_BYTES > num_bytes:
+            raise IntegrityError(f"the map of a sparse tar member at byte {position} passes the end at {num_bytes}")
+        more = bytes(read(position, position + RECORD_BYTES))[504]
+        position += RECORD_BYTES
+    return position - begin
 
 
 def _checked_size(header: bytes, position: int) -> int:

@@ -43,6 +43,14 @@ def split_name(name: str, dots: str = "first") -> tuple[str, str] | None:
     return "/".join([*parts[:-1], stem]), extension.lower()
 
 
+def why_no_part(name: str) -> str:
+    """Why `split_name` gives None for a name: `hidden`, `meta` (a name that begins with `__`) or `no extension`."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if parts and parts[0].startswith("__"):
+        return "meta"
+    return "hidden" if any(part.startswith(".") for part in parts) else "no extension"
+
+
 def group_neighbours(members: Iterable[TarMember], dots: str = "first") -> Iterator[Group]:
     """Samples of members that lie side by side: a new one starts with another key, or an extension seen already."""
     group: Group | None = None

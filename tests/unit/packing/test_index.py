@@ -167,6 +167,15 @@ def test_tars_that_cannot_be_read_in_place(tmp_path, members, message):
     assert not (tmp_path / "t/manifest.json").exists()
 
 
+def test_an_empty_tar_is_named_and_members_that_are_no_data_are_counted(tmp_path):
+    write_tar(tmp_path / "t/x.tar", [("README", b"x"), ("__meta__.json", b"{}"), ("a.jpg", IMAGES[0])])
+    report = run_index(tmp_path / "t")
+    assert (report.samples, report.skipped, report.skipped_kinds) == (1, 2, {"meta": 1, "no extension": 1})
+    (tmp_path / "t/y.tar").touch()
+    with pytest.raises(SourceError, match=r"y\.tar cannot be indexed: it is empty \(0 bytes\)"):
+        run_index(tmp_path / "t", overwrite=True)
+
+
 def test_other_sources_that_cannot_be_indexed(tmp_path, tars):
     with pytest.raises(SourceError, match="nowhere holds no tar"):
         run_index(tmp_path / "nowhere")

@@ -133,16 +133,93 @@ def test_dots_in_names(tmp_path):
     }
 
 
-def test_links_folders_and_meta_members_are_left_aside(tmp_path):
+@pytest.mark.parametrize("passes", ["1", "2"])
+def test_links_folders_and_meta_members_are_left_aside_and_counted(tmp_path, passes):
     (tmp_path / "src").mkdir()
     with tarfile.open(tmp_path / "src/a.tar", "w") as tar:
-        for name, kind in (("dir", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE), ("h.jpg", tarfile.LNKTYPE)):
+        for name, kind in (("dir", tarfile.DIRTYPE), ("l.jpg", tarfile.SYMTYPE), ("pipe.x", tarfile.FIFOTYPE)):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "elsewhere"
             tar.addfile(info)
     write_tar(tmp_path / "src/b.tar", [("__meta__.json", b"{}"), ("README", b"x"), (".hidden.jpg", b""), *samples(2)])
-    run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    kinds = {"folder": 1, "hidden": 1, "meta": 1, "no extension": 1, "pipe": 1, "symbolic link": 1}
+    for again in (False, True):
+        report = run_pack(tmp_path / "src", tmp_path / "out", kind="tars", passes=passes)
+        assert (report.already_packed, report.skipped, report.skipped_kinds) == (again, 6, kinds)
     assert read_back(tmp_path / "out") == expected(2)
+
+
+@pytest.mark.parametrize("passes", ["1", "2"])
+@pytest.mark.parametrize("form", ["gnu", "pax", "v7"])
+def test_a_second_name_of_a_file_is_a_sample_too(tmp_path, form, passes):
+    """GNU tar writes it as a hard link to the member before it, which holds nothing itself."""
+    long = "n" * (120 if form != "v7" else 20)
+    tree = tmp_path / "tree/d"
+    tree.mkdir(parents=True)
+    (tree / f"{long}.jpg").write_bytes(IMAGES[0])
+    for name in ("z.jpg", "zz.jpg"):
+        (tree / name).hardlink_to(tree / f"{long}.jpg")
+    (tmp_path / "src").mkdir()
+    names = [f"./d/{name}.jpg" for name in (long, "z", "zz")]
+    tar = ["tar", "cf", tmp_path / "src/a.tar", f"--format={form}", "-C", tmp_path / "tree", *names]
+    subprocess.run(tar, check=True)
+    run_pack(tmp_path / "src", tmp_path / "out", kind="tars", passes=passes)
+    assert read_back(tmp_path / "out") == {f"d/{name}": {"image": IMAGES[0]} for name in (long, "z", "zz")}
+    with pytest.raises(SourceError, match=r"cannot be read in place: './d/z\.jpg' is a hard link to .*2 such"):
+        index(str(tmp_path / "src"), str(tmp_path / "index"), IndexConfig(), StorageConfig())
+
+
+def test_a_hard_link_to_nothing_is_data_that_is_lost(tmp_path):
+    (tmp_path / "src").mkdir()
+    with tarfile.open(tmp_path / "src/b.tar", "w") as tar:
+        info = tarfile.TarInfo("h.jpg")
+        info.type, info.linkname = tarfile.LNKTYPE, "elsewhere.jpg"
+        tar.addfile(info)
+    write_tar(tmp_path / "src/a.tar", samples(3))
+    with pytest.raises(CorruptSampleError, match=r"b\.tar:h\.jpg: is a hard link to 'elsewhere\.jpg', which no member"):
+        run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    assert run_pack(tmp_path / "src", tmp_path / "out", kind="tars", drop_corrupt=True).quarantined == 1
+    assert read_back(tmp_path / "out") == expected(3)
+
+
+@pytest.mark.parametrize(
+    "options", [["--format=gnu"], *(["--format=pax", f"--sparse-version={v}"] for v in ("0.0", "0.1", "1.0"))]
+)
+def test_sparse_members_are_refused_by_name(tmp_path, options):
+    """GNU tar leaves the holes of such files out; one with many of them has a map in several records."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with (tree / "holes.jpg").open("wb") as file:
+        for number in range(40):
+            file.seek(number * 2**16)
+            file.write(b"x")
+    (tree / "whole.jpg").write_bytes(IMAGES[0])
+    (tmp_path / "src").mkdir()
+    tar = ["tar", "cSf", tmp_path / "src/a.tar", *options, "-C", tree, "holes.jpg", "whole.jpg"]
+    subprocess.run(tar, check=True)
+    with pytest.raises(CorruptSampleError, match=r"a\.tar:holes\.jpg: is stored sparse .*pack\.drop_corrupt=true"):
+        run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+    report = run_pack(tmp_path / "src", tmp_path / "out", kind="tars", drop_corrupt=True)
+    assert (report.quarantined, read_back(tmp_path / "out")) == (1, {"whole": {"image": IMAGES[0]}})
+    with pytest.raises(SourceError, match=r"'holes\.jpg' is stored sparse"):
+        index(str(tmp_path / "src"), str(tmp_path / "index"), IndexConfig(), StorageConfig())
+
+
+def test_a_tar_without_an_end_is_counted_and_warned_of(tmp_path, caplog):
+    path = write_tar(tmp_path / "src/a.tar", samples(5))
+    write_tar(tmp_path / "src/b.tar", samples(5, first=5))
+    with tarfile.open(path) as tar:
+        end = tar.getmembers()[9].offset
+    path.write_bytes(path.read_bytes()[:end])
+    for again in (False, True):
+        report = run_pack(tmp_path / "src", tmp_path / "out", kind="tars")
+        assert (report.already_packed, report.samples, report.truncated) == (again, 8, 1)
+    assert "1 tars of" in caplog.text
+    assert "a.tar) stop without the zeros that end a tar" in caplog.text
+    caplog.clear()
+    found = index(str(tmp_path / "src"), str(tmp_path / "index"), IndexConfig(), StorageConfig())
+    assert (found.samples, found.truncated, found.skipped) == (8, 1, 0)
+    assert "a.tar) stop without" in caplog.text
 
 
 def test_one_pass_and_two_passes_give_the_same_bytes(tmp_path):
@@ -180,7 +257,7 @@ def test_two_passes_over_a_target_that_is_no_folder(tmp_path):
         ("a.tar.gz", lambda data: data[: len(data) // 2], r"a\.tar\.gz is damaged: its compressed stream is broken"),
         ("a.tar.gz", lambda data: data[:900] + b"\0" * 400 + data[1300:], r"a\.tar\.gz is damaged: "),
         ("a.tar", gzip.compress, r"a\.tar is damaged: .* it is compressed: name it \.tar\.gz"),
-        ("a.tar", lambda data: b"", "hold no sample"),
+        ("a.tar", lambda data: b"", r"a\.tar is damaged: it is empty \(0 bytes\)"),
         ("a.tar.gz", lambda data: b"\x28\xb5\x2f\xfd" + data, "zstd"),
     ],
 )
