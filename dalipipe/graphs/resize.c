@@ -12,6 +12,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -404,12 +405,22 @@ static void resize(const Task *task, const Target *target, uint8_t *scratch, int
 
 int64_t dalipipe_resize_version(void) { return VERSION; }
 
+#if defined(__x86_64__)
+/* Whether the CPU converts to half precision, which the AVX2 path does too: a hypervisor may hide that alone. Asked of
+ * the CPU itself, as older compilers do not know the name; that the system saves the registers is part of "avx2". */
+static int has_f16c(void)
+{
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+#endif
+
 /* The fastest path that this CPU has: 0 plain C, 1 SSE4.1, 2 AVX2. */
 int64_t dalipipe_resize_path(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") ? AVX2 : __builtin_cpu_supports("sse4.1") ? SSE4 : PLAIN;
+    return __builtin_cpu_supports("avx2") && has_f16c() ? AVX2 : __builtin_cpu_supports("sse4.1") ? SSE4 : PLAIN;
 #else
     return PLAIN;
 #endif

@@ -217,6 +217,21 @@ def test_a_missing_or_foreign_library_leaves_torch(
     assert choose_native("torch") is None
 
 
+def test_a_cpu_that_hides_f16c_is_not_given_the_avx2_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hypervisors show AVX2 without it; the kernel is compiled against a CPUID that says so."""
+    if kernels()[-1].name != "native avx2":
+        pytest.skip("this CPU has no AVX2 path")
+    (tmp_path / "cpuid.h").write_text(
+        "static int __get_cpuid(unsigned leaf, unsigned *a, unsigned *b, unsigned *c, unsigned *d)\n"
+        "{ *a = *b = *d = leaf; *c = ~(1u << 29); return 1; }\n"
+    )
+    monkeypatch.setenv("CFLAGS", f"{os.environ.get('CFLAGS', '')} -I{tmp_path}")
+    assert build_hook().build_library(tmp_path / "libresize.so") == ""
+    kernel = load_native(tmp_path / "libresize.so")
+    assert kernel is not None
+    assert kernel.name == "native sse4.1"
+
+
 def test_without_a_compiler_the_hook_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line, no library, nothing left behind."""
     hook = build_hook()
