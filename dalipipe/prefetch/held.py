@@ -59,16 +59,19 @@ class HeldBlocks:
         """The held view of a block."""
         return self._held[block].view
 
-    def extra_bytes(self, blocks: Iterable[int], unknown_bytes: int) -> int:
-        """Bytes that these blocks would add to `busy_bytes`; `unknown_bytes` for each that nobody waits for yet."""
-        extra = 0
+    def adds_at_most(self, room_bytes: int, blocks: Iterable[int], unknown_bytes: int) -> bool:
+        """Whether these blocks would add no more than that to `busy_bytes`; `unknown_bytes` for each that nobody waits
+        for yet."""
+        left_bytes = room_bytes
         for block in blocks:
+            if left_bytes < 0:
+                break
             held = self._held.get(block)
             if held is None:
-                extra += 0 if block in self._waiting_users else unknown_bytes
+                left_bytes -= 0 if block in self._waiting_users else unknown_bytes
             elif not held.users:
-                extra += held.view.held_bytes
-        return extra
+                left_bytes -= held.view.held_bytes
+        return left_bytes >= 0
 
     def announce(self, number: int, blocks: Iterable[int]) -> None:
         """Step `number` (counted from the start of the run) will use these blocks."""

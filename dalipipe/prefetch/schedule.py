@@ -109,6 +109,7 @@ class Schedule:
         self._window: deque[PendingStep] = deque()
         self._buildable: deque[PendingStep] = deque()
         self._wanted: deque[int] = deque()
+        self._not_pressing: PendingStep | None = None
         self._spare_threads = spare_threads
         self._warms = warms
         self._num_warming = 0
@@ -185,12 +186,13 @@ class Schedule:
             return True
         if not self._window:
             return bool(self._plans) or not self._planning
-        return any(self._is_urgent(block) for block in self._wanted)
+        return self._first_urgent() is not None
 
     def give_back(self, block: int) -> None:
         """A FetchTask that found no room is put first in the queue again."""
         self._under_way.pop(block, None)
         self._wanted.appendleft(block)
+        self._not_pressing = None
 
     def warmed(self, *, more: bool) -> None:
         """The answer to a WarmTask; without `more` the epoch is through."""
@@ -263,6 +265,7 @@ class Schedule:
         if head is None or head.ready is None:
             return None
         self._window.popleft()
+        self._not_pressing = None
         return head.ready
 
     def leave(self, blocks: Iterable[int]) -> None:
@@ -281,6 +284,7 @@ class Schedule:
         for steps in (self._plans, self._window, self._buildable, self._wanted, self._cold):
             steps.clear()
         self._loose.clear()
+        self._not_pressing = None
 
     def _admit(self, depth: int) -> None:
         while len(self._window) < depth and self._plans and self._may_admit(self._plans[0]):
@@ -294,6 +298,7 @@ class Schedule:
             self.cold_steps -= 1
             known = self._under_way.keys() | set(self._wanted)
             self._wanted.extend(block for block in plan.blocks if block in pending.lacks and block not in known)
+            self._not_pressing = None
             self._window.append(pending)
             if not pending.lacks:
                 self._buildable.append(pending)
@@ -319,8 +324,8 @@ class Schedule:
         if not self._window:
             return True
         num_coming = len(self._wanted) + len(self._under_way)
-        extra_bytes = self._held.extra_bytes(plan.blocks, self._block_bytes)
-        if self._held.busy_bytes + num_coming * self._block_bytes + extra_bytes > self._cap_bytes:
+        room_bytes = self._cap_bytes - self._held.busy_bytes - num_coming * self._block_bytes
+        if not self._held.adds_at_most(room_bytes, plan.blocks, self._block_bytes):
             return False
         return len(self._held) + num_coming < MAX_VIEWS or len(self._window) < MIN_DEPTH
 
@@ -330,11 +335,22 @@ class Schedule:
 
     def _next_wanted(self) -> int | None:
         """The block to bring next: what the next step lacks in any case, else the first while there is room."""
-        for block in self._wanted:
-            if self._is_urgent(block):
-                self._wanted.remove(block)
-                return block
+        if (block := self._first_urgent()) is not None:
+            self._wanted.remove(block)
+            return block
         return self._wanted.popleft() if self._wanted and self._fits(0) else None
+
+    def _first_urgent(self) -> int | None:
+        """The first wanted block that the next step lacks. That there is none holds until a block is wanted anew or
+        another step is the next: what a step lacks only becomes less."""
+        head = self.head
+        if head is None or head is self._not_pressing:
+            return None
+        for block in self._wanted:
+            if block in head.lacks:
+                return block
+        self._not_pressing = head
+        return None
 
     def _is_urgent(self, block: int) -> bool:
         return bool(self._window) and block in self._window[0].lacks

@@ -16,7 +16,8 @@ from dalipipe.telemetry import LATENCY_BOUNDS_S
 # About 0.5 ms of CPU each, and four places a job: a few seconds.
 _FETCHES_A_PLACE = 4_000
 _MOST_RANKS = 8
-_FEW_STEPS, _MOST_STEPS = 48, 400
+_LEAST_STEPS, _FEW_STEPS, _MOST_STEPS = 4, 48, 400
+_LEAST_AGAIN, _MUCH_AGAIN = 0.1, 0.3
 _WHOLE_FETCHES = 10_000
 _SETTLE_STEPS = 8
 _EVICTING_PLACES = 3
@@ -88,10 +89,39 @@ def predict(job: Job, *, num_steps: int = 0, seed: int = 0) -> Outcome:
 
 
 def _blocks_a_step(job: Job) -> float:
-    """New blocks that a rank asks for in a step, at most."""
+    """Blocks that a rank asks for in a step, at most."""
     signature = job.orders()(0).signature
     scattered = signature.mode == "full" or (signature.mode == "block" and not ranks_are_apart(job))
-    return job.batch_size / (1 if scattered else job.shape.block_samples)
+    if scattered:
+        return job.batch_size
+    return job.batch_size * min(1.0, 1 / job.shape.block_samples + _share_again(job))
+
+
+def _share_again(job: Job) -> float:
+    """About the share of samples whose block was there and had to go, where more blocks are open than memory holds."""
+    over = open_bytes(job) - job.memory_cap_bytes
+    if over <= 0 or not ranks_are_apart(job):
+        return 0.0
+    return max(_LEAST_AGAIN, over / open_bytes(job))  # steps ahead take a part of the memory
+
+
+def _few_steps(job: Job) -> int:
+    """Steps that a place has at least: fewer where most blocks are asked for again, as each step has many requests
+    then; more where memory is just too small, as waits are rare and long then."""
+    again = _share_again(job)
+    if again < _MUCH_AGAIN:
+        return 2 * _FEW_STEPS if again else _FEW_STEPS
+    return max(_LEAST_STEPS, min(_FEW_STEPS, int(_FETCHES_A_PLACE / _blocks_a_step(job))))
+
+
+def _period(job: Job) -> int:
+    """Steps after which a simulation that begins anywhere is in its stride."""
+    if not ranks_are_apart(job):
+        return 1
+    if not _share_again(job):
+        return job.shape.block_samples
+    blocks = job.memory_cap_bytes / (job.shape.num_bytes / job.shape.num_samples * job.shape.block_samples)
+    return max(1, min(job.shape.block_samples, math.ceil(blocks / _blocks_a_step(job))))
 
 
 def _whole_epochs(job: Job, seed: int) -> Outcome:
@@ -130,11 +160,12 @@ def _choose_places(job: Job, sample: Sample, num_steps: int) -> list[_Place]:
     order = job.orders()(0)
     total, signature = order.num_steps, order.signature
     steps = num_steps or int(_FETCHES_A_PLACE / (sample.num_ranks * _blocks_a_step(job)))
-    period = job.shape.block_samples if ranks_are_apart(job) else 1
-    steps = min(max(steps, num_steps or _FEW_STEPS), _MOST_STEPS, total)
-    settle = min(period + _SETTLE_STEPS, max(1, total - steps), 2 * steps)
-    if not num_steps and steps > period:
-        steps -= steps % period  # lanes open their blocks in the same step: whole lumps are looked at
+    period, few = _period(job), _few_steps(job)
+    lump = job.shape.block_samples if ranks_are_apart(job) else 1
+    steps = min(max(steps, num_steps or few), _MOST_STEPS, total)
+    settle = min(period + min(few, _SETTLE_STEPS), max(1, total - steps), 2 * steps)
+    if not num_steps and steps > lump:
+        steps -= steps % lump  # lanes open their blocks in the same step: whole lumps are looked at
     # While windows fill up, at the begin of an epoch, lanes open blocks faster than they use them up.
     rows = job.shape.num_samples // job.shape.block_samples // max(1, signature.lanes)
     ramp = min(total, math.ceil(total * signature.window_blocks / (2 * max(rows, 1)))) if signature.lanes else 0
@@ -162,7 +193,8 @@ def _as_kept(job: Job, epoch: int, profile: HitProfile | None, position: float) 
 
 def _sample(job: Job) -> Sample:
     """Ranks of the node in the middle, fewer where each asks for many blocks."""
-    if job.num_gpus <= _MOST_RANKS and ranks_are_apart(job):
+    many = job.num_gpus * _blocks_a_step(job) * _few_steps(job) > _FETCHES_A_PLACE and _share_again(job) > 0
+    if job.num_gpus <= _MOST_RANKS and ranks_are_apart(job) and not many:
         return Sample(nodes=tuple(range(job.num_nodes)), ranks_a_node=job.ranks_per_node)
     ranks = min(_MOST_RANKS, job.ranks_per_node)
     if not ranks_are_apart(job) and nodes_are_apart(job):
@@ -178,7 +210,7 @@ def _look(job: Job, sample: Sample, epoch: int, place: _Place, seed: int) -> lis
     start, settle = (epoch, place.start), place.settle
     if epoch and not place.start and not settle:
         total = job.orders()(0).num_steps
-        settle = min(total, job.shape.block_samples + _SETTLE_STEPS, 2 * place.steps + _SETTLE_STEPS)
+        settle = min(total, _period(job) + _SETTLE_STEPS, 2 * place.steps + _SETTLE_STEPS)
         start = (epoch - 1, total - settle)
     warm = _warm(job) if epoch else None
     traces = simulate(job, sample=sample, start=start, num_steps=settle + place.steps, warm=warm, seed=seed)
