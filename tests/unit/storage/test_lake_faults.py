@@ -17,6 +17,7 @@ import pytest
 from dalipipe.errors import ClosedError, StorageError, StorageTimeoutError
 from dalipipe.storage import StorageConfig, Store, open_store
 from tests.support.faultproxy import Fault, FaultProxy, Request, fault_proxy
+from tests.support.host import slowness
 from tests.support.seaweed import S3Server
 from tests.support.waiting import wait_until
 
@@ -166,12 +167,14 @@ def test_an_object_replaced_between_two_parts_is_an_error_with_url_and_range(
     direct = open_store("s3://bucket/faults", StorageConfig(endpoint_url=filled.endpoint_url))
     direct.put("changing", DATA * 20)
 
+    replaced_after_s = 0.5 * slowness()
+
     def rule(request: Request) -> Fault | None:
         # The second part waits until the object has been replaced.
-        return None if request.headers.get("range", "bytes=0-").startswith("bytes=0-") else Fault(delay_s=1.5)
+        return None if request.headers.get("range", "bytes=0-").startswith("bytes=0-") else Fault(delay_s=3 * replaced_after_s)
 
     proxy.rule = rule
-    replacing = threading.Timer(0.5, lambda: direct.put("changing", bytes(reversed(DATA)) * 20))
+    replacing = threading.Timer(replaced_after_s, lambda: direct.put("changing", bytes(reversed(DATA)) * 20))
     replacing.start()
     try:
         with pytest.raises(StorageError, match=r"faults/changing bytes \[8388608, .*replaced while being read.*ETag"):
