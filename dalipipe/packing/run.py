@@ -66,17 +66,19 @@ def pack(
             a source of tars.
         SourceError: the source is missing, empty, mixed, or changes meanwhile.
         CorruptSampleError: an image is corrupt and `pack.drop_corrupt` is off.
-        TargetExistsError: the target holds another data set and `pack.overwrite` is off.
+        TargetExistsError: the target holds another data set and `pack.overwrite` is off, or another pack is at work.
         NoSpaceError: the target is full; what is finished is kept for the next try.
         PackError: an image changed while it was packed, or a worker died.
     """
     begin_s = time.monotonic()
     check_config(config)
+    cleanup = contextlib.ExitStack()
     source_store, target_store = open_store(source, storage), open_store(target, storage)
     try:
         _check_apart(source_store.url, target_store.url, config.kind)
         listing = discover(source_store, config, lambda count: stage("listing", count, 0))
         place = Target(target_store, plan_hash(listing, config), drop_corrupt=config.drop_corrupt)
+        cleanup.callback(place.close)
         before = place.packed_before(overwrite=config.overwrite)
         if before is not None:
             return report_found(place, before, listing, begin_s)
@@ -108,6 +110,7 @@ def pack(
             truncated=packing.num_unended,
         )
     finally:
+        cleanup.close()
         source_store.close()
         target_store.close()
 
@@ -160,7 +163,7 @@ class _Packing:
 
     def prepare(self, engine: Engine) -> None:
         """Opens the inputs, finds duplicates and makes the plan."""
-        self._place.begin()
+        self._place.begin(overwrite=self._config.overwrite)
         config, where = self._config, {"source": self._source, "target": self._target}
         expanded = expand(
             self._listing,
@@ -198,10 +201,12 @@ class _Packing:
         todo = [i for i, name in enumerate(names) if name not in finished]
         num_done = len(plan.order) - sum(int(plan.cuts[i + 1] - plan.cuts[i]) for i in todo)
         self._progress(num_done, len(plan.order))
+        self._place.check()
         tasks = [self._task(i, names[i]) for i in todo]
         try:
             for written in engine.run(write_shard, tasks, names=[task.name for task in tasks]):
                 assert isinstance(written.result, int)
+                self._place.check()
                 finished[tasks[written.index].name] = written.result
                 num_done += len(tasks[written.index].samples)
                 self._progress(num_done, len(plan.order))
@@ -249,6 +254,7 @@ class _Packing:
 
     def publish(self, files: ManifestFiles, quarantined: Sequence[Quarantined]) -> None:
         """Writes the manifest, its header last: only then there is a data set."""
+        self._place.check()
         self._put_lines(QUARANTINE_NAME, quarantined)
         self._put_lines(DUPLICATES_NAME, self.duplicates)
         self._put(SHARDS_NAME, files.shards)

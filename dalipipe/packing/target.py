@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass
 
 from dalipipe.errors import ManifestError, ObjectNotFoundError, TargetExistsError
+from dalipipe.packing.claim import LOCK_NAME, PLAN_NAME, Claim
 from dalipipe.packing.done import FOLDER, ShardDone, decode_done, record_name
 from dalipipe.shards.header import HEADER_NAME, SHARDS_NAME
 from dalipipe.shards.manifest import Manifest
 from dalipipe.storage.store import Store
 
-PLAN_NAME = f"{FOLDER}/plan.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 
@@ -38,10 +37,14 @@ class Target:
         self.store = store
         self._plan = plan
         self._drop_corrupt = drop_corrupt
+        self._claim = Claim(store, plan)
+        self._look()
+
+    def _look(self) -> None:
         self._found: dict[str, int] = {}
         # A bucket that appears with its first object is empty until then; one that must be made is missed at the write.
         with contextlib.suppress(ObjectNotFoundError):
-            self._found = {info.key: info.num_bytes for info in store.list()}
+            self._found = {info.key: info.num_bytes for info in self.store.list()}
 
     def packed_before(self, *, overwrite: bool) -> PackedBefore | None:
         """The data set that lies there, if this plan made it and all its files have their sizes.
@@ -82,15 +85,36 @@ class Target:
             )
         return None
 
-    def begin(self) -> None:
-        """Makes the target ready: no manifest, and nothing of another plan."""
+    def begin(self, *, overwrite: bool) -> None:
+        """Makes the target ready: taken by this plan, no manifest, and nothing of another plan.
+
+        Raises:
+            TargetExistsError: another pack is at work there, or has just ended.
+        """
+        fresh = self._claim.take(overwrite=overwrite)
+        had_manifest = HEADER_NAME in self._found
+        self._look()
+        if not had_manifest and HEADER_NAME in self._found:
+            try:
+                self.packed_before(overwrite=overwrite)
+            except TargetExistsError:
+                if fresh:
+                    self._claim.give_up()
+                raise
         self.store.delete(HEADER_NAME)
-        if self._noted_plan() != self._plan:
+        if fresh:
             for key in self._found:
-                if _OURS.fullmatch(key):
+                if _OURS.fullmatch(key) and key not in (PLAN_NAME, LOCK_NAME):
                     self.store.delete(key)
             self._found = {}
-            self.store.put(PLAN_NAME, json.dumps({"plan": self._plan}).encode())
+
+    def check(self) -> None:
+        """Raises PackError when another pack has taken the target over."""
+        self._claim.check()
+
+    def close(self) -> None:
+        """Lets others pack into the target. Idempotent."""
+        self._claim.release()
 
     def done(self, shard: str) -> ShardDone | None:
         """The record of a shard that is written already and belongs to this plan."""
@@ -113,18 +137,9 @@ class Target:
             *(f"{name}.idx" for name in shards),
         }
         found = [info.key for info in self.store.list()]
-        for key in sorted(found, key=lambda name: name == PLAN_NAME):
+        for key in sorted(found, key=lambda name: (name == LOCK_NAME, name == PLAN_NAME)):
             if key not in keep and _OURS.fullmatch(key):
                 self.store.delete(key)
-
-    def _noted_plan(self) -> str | None:
-        if PLAN_NAME not in self._found:
-            return None
-        try:
-            noted = json.loads(bytes(self.store.read(PLAN_NAME)))
-        except ValueError:
-            return None
-        return str(noted.get("plan")) if isinstance(noted, dict) else None
 
     def _whole(self, manifest: Manifest) -> bool:
         shards = map(manifest.shard, range(manifest.num_shards))

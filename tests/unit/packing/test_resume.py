@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dalipipe.errors import CorruptSampleError, ManifestError, PackError
+from dalipipe.errors import CorruptSampleError, ManifestError, PackError, TargetExistsError
 from dalipipe.packing.config import PackConfig
 from dalipipe.packing.run import pack
+from dalipipe.packing.target import Target
+from dalipipe.packing.verify import verify
 from dalipipe.shards import Manifest
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
@@ -165,6 +167,58 @@ def test_another_pack_that_ends_first_is_named(tmp_path, lake):
     with pytest.raises(PackError, match="another pack writes there"):
         pack(str(lake), str(tmp_path / "out"), config, StorageConfig(), progress=other_ends)
     run_pack(lake, tmp_path / "out")
+
+
+def test_two_packs_into_one_folder_at_once_and_the_first_is_named(tmp_path, lake, whole):
+    refusals = []
+
+    def other_comes(done, _total):
+        if not refusals:
+            for options in ({"seed": 5}, {"seed": 5, "overwrite": True}, {}):
+                with pytest.raises(
+                    TargetExistsError, match=r"another pack is at work in .*plan [0-9a-f]{32}"
+                ) as refusal:
+                    run_pack(lake, tmp_path / "out", **options)
+                refusals.append(refusal)
+
+    config = PackConfig(shard_bytes="1MiB", workers=1, check="header")
+    pack(str(lake), str(tmp_path / "out"), config, StorageConfig(), progress=other_comes)
+    assert len(refusals) == 3
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_target_without_locks_is_taken_over_on_demand_only(tmp_path, lake):
+    target = f"memory://claimed-{tmp_path.name}"
+    tried = []
+
+    def other_comes(_done, _total):
+        if not tried:
+            tried.append(1)
+            with pytest.raises(TargetExistsError, match=r"taken by a pack of another .*pack\.overwrite=true or remove"):
+                run_pack(lake, target, seed=5)
+            run_pack(lake, target, seed=5, overwrite=True)
+
+    config = PackConfig(shard_bytes="1MiB", workers=1, check="none")
+    with pytest.raises(PackError, match="was taken over by another pack"):
+        pack(str(lake), target, config, StorageConfig(), progress=other_comes)
+    assert run_pack(lake, target, seed=5).already_packed
+    assert verify(target, StorageConfig(), decode="none").errors == []
+
+
+def test_a_pack_that_ended_while_another_began_is_kept(tmp_path, lake, whole, monkeypatch):
+    original = Target.packed_before
+
+    def first_ends(self, *, overwrite):
+        found = original(self, overwrite=overwrite)
+        monkeypatch.undo()
+        run_pack(lake, tmp_path / "out")
+        return found
+
+    monkeypatch.setattr(Target, "packed_before", first_ends)
+    with pytest.raises(TargetExistsError, match="already holds a data set"):
+        run_pack(lake, tmp_path / "out", seed=5)
+    assert {k: v for k, v in contents(tmp_path / "out").items() if not k.startswith(".pack/")} == whole
+    assert run_pack(lake, tmp_path / "out").already_packed
 
 
 def test_a_pack_that_met_a_corrupt_image_continues_with_drop_corrupt(tmp_path):
