@@ -19,7 +19,7 @@ def run(cfg: DoctorJob, *, as_json: bool) -> int:
 
     if not cfg.seconds > 0:
         raise ConfigError(f"seconds={cfg.seconds} must be above 0: how long a live job is watched")
-    judged = judge_run(load_run(cfg.run, seconds=cfg.seconds), asdict(cfg.cost))
+    judged = judge_run(load_run(cfg.run, seconds=cfg.seconds), cfg.cost.prices())
     found, result = judged.verdict, judged.to_json()
     lines = [found.sentence, *(f"  because  {reason}" for reason in found.evidence), f"  next     {found.knob}", ""]
     lines += [f"where the time of {result['steps']} steps on {result['ranks']} ranks went"]

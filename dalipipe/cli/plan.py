@@ -33,7 +33,7 @@ class _Known:
 
 def run(cfg: PlanJob, *, as_json: bool) -> int:
     """Simulates a job that has not run, and says what to buy and what to set."""
-    counts = gpu_counts(cfg.plan)
+    prices, counts = cfg.cost.prices(), gpu_counts(cfg.plan)
     known = _known(cfg, counts[0])
     if known.run is not None and cfg.plan.gpus is None:
         counts = [known.run.num_gpus]
@@ -41,14 +41,14 @@ def run(cfg: PlanJob, *, as_json: bool) -> int:
     plans = []
     with progress("simulating") as report:
         for number, count in enumerate(counts):
-            plans.append(make_plan(known.settings, known.shape, count, asdict(cfg.cost), measured))
+            plans.append(make_plan(known.settings, known.shape, count, prices, measured))
             report(number + 1, len(counts))
     result: dict[str, Any] = {"url": known.url, **plans[0].to_json()}
     result["cross_node_reads"] = asdict(known.cross) if known.cross else None
     result["calibration"] = known.compared.to_json() if known.compared else None
     if len(plans) > 1:
         result["by_gpus"] = [plan.to_json() for plan in plans]
-    emit(result, _text(known, plans, has_prices=any(asdict(cfg.cost).values())), as_json=as_json)
+    emit(result, _text(known, plans, has_prices=any(prices.values())), as_json=as_json)
     return 0
 
 
@@ -142,7 +142,8 @@ def _rows(plans: list[Plan], *, has_prices: bool) -> list[tuple[str, ...]]:
         row("policy", "policy", str),
         row("AU, first epoch", "au_first_epoch", lambda share: f"{100 * share:.1f} %"),
         row("AU, later epochs", "au", lambda share: f"{100 * share:.1f} %"),
-        row("found in node caches", "hit_ratio", lambda share: f"{100 * share:.1f} %"),
+        row("blocks still in memory", "read_again", lambda share: f"{100 * max(0.0, 1 - share):.1f} %"),
+        row("of others, in node caches", "hit_ratio", lambda share: f"{100 * share:.1f} %"),
         row("lake an epoch, first", "lake_bytes_first_epoch", format_bytes),
         row("lake an epoch, later", "lake_bytes_per_epoch", format_bytes),
         row("lake requests an epoch", "lake_requests_per_epoch", lambda n: f"{n:,}"),

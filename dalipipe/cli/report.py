@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from dalipipe.cli.output import emit
@@ -20,7 +19,7 @@ def run(cfg: ReportJob, *, as_json: bool) -> int:
         raise ConfigError(f"run={cfg.run!r} is not a folder; give the run_dir of a job: dalipipe report RUN")
     folder = Path(cfg.run)
     out = Path(cfg.out) if cfg.out else folder / "report.html"
-    judged = judge_run(open_run(folder), asdict(cfg.cost))
+    judged = judge_run(open_run(folder), cfg.cost.prices())
     page = render(judged, folder)
     try:
         out.write_text(page)

@@ -17,6 +17,7 @@ def run(cfg: BenchJob, *, as_json: bool) -> int:
     """Runs the emulated step on the loader, on batches in memory and on made-up data: the last two bound the first."""
     if cfg.bench.step_s <= 0:
         raise ConfigError("spin replays an emulated step: give its length with bench.step_s=SECONDS")
+    prices = cfg.cost.prices()
     with Loader(cfg) as loader:
         num_steps = cfg.bench.steps or len(loader) * cfg.bench.epochs
         found = spin(
@@ -33,7 +34,7 @@ def run(cfg: BenchJob, *, as_json: bool) -> int:
         num_steps=num_steps,
         stall_share=0.0,
         synthetic_step_s=found.synthetic_step_s,
-        prices=asdict(cfg.cost),
+        prices=prices,
     )
     rows: list[tuple[object, ...]] = [("", "ms a step", "images/s")]
     for name, step_s in (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+
+from dalipipe.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +60,15 @@ class CostConfig:
     """One GB (10^9 bytes) out of the lake."""
     requests_1k: float = 0.0
     """A thousand requests to the lake."""
+
+    def prices(self) -> dict[str, float]:
+        """By name.
+
+        Raises:
+            ConfigError: one is below 0 or no number.
+        """
+        found: dict[str, float] = asdict(self)
+        for name, price in found.items():
+            if not 0 <= price < math.inf:
+                raise ConfigError(f"cost.{name}={price} must be a price of at least 0, or 0 to leave that part out")
+        return found

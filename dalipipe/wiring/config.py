@@ -56,3 +56,4 @@ def check_job(cfg: LoadConfig) -> None:
         raise ConfigError(f"assign={cfg.assign!r} is not available in this release; use assign=static or assign=node")
     if not cfg.cache.dir:
         raise ConfigError("cache.dir is required: a folder on the node's fastest disk")
+    cfg.cost.prices()

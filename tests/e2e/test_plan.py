@@ -15,6 +15,7 @@ import pytest
 
 import dalipipe as dp
 from dalipipe.cli import main
+from dalipipe.errors import ConfigError
 from tests.conftest import NUM_IMAGES
 from tests.support.faultproxy import FolderServer
 
@@ -162,6 +163,29 @@ def test_a_run_without_a_ledger_is_not_compared(
     assert told["step_s"] > 0.01
     assert main(["plan", f"plan.from={copy}"]) == 0
     assert "too few steps to compare" in capsys.readouterr().out
+
+
+def test_what_memory_holds_is_no_miss_of_the_node_caches(capsys: pytest.CaptureFixture[str], packed: Path) -> None:
+    """A set smaller than what is prefetched: later epochs ask the lake for next to nothing, and no cache either."""
+    words = ("plan.gpus=1", "loader.batch_size=5", "plan.step_s=0.1", "cache.policy=stream", f"data.url={packed}")
+    told = plan(capsys, *words)
+    assert told["read_again"] < 0.5
+    assert told["lake_bytes_per_epoch"] < 0.5 * told["dataset_bytes"]
+    assert main(["plan", *words]) == 0
+    rows = [line.strip().rsplit("  ", 1) for line in capsys.readouterr().out.splitlines()]
+    shown = {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+    assert shown["blocks still in memory"] == f"{100 * (1 - told['read_again']):.1f} %"
+    assert shown["of others, in node caches"] == f"{100 * told['hit_ratio']:.1f} %"
+
+
+@pytest.mark.parametrize("price", ["gpu_hour=-3", "egress_gb=nan", "requests_1k=inf", "disk_gb_month=-0.1"])
+def test_a_price_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], price: str, packed: Path, tmp_path: Path
+) -> None:
+    code, said = refused(capsys, *FIGURES, "plan.gpu_read_rate=1.5GB", f"cost.{price}")
+    assert (code, f"cost.{price.partition('=')[0]}=" in said, "at least 0" in said) == (2, True, True)
+    with pytest.raises(ConfigError, match=r"cost\..* must be a price"):
+        dp.load("train", [f"data.url={packed}", f"cache.dir={tmp_path / 'cache'}", "device=cpu", f"cost.{price}"])
 
 
 def test_a_folder_that_tells_nothing_is_refused(
