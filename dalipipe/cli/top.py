@@ -14,7 +14,7 @@ from dalipipe.cli.schema import TopJob
 from dalipipe.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from dalipipe.metrics.diagnosis import Verdict
+    from dalipipe.metrics.judgement import Verdict
     from dalipipe.metrics.snapshot import RankSnapshot
 
 

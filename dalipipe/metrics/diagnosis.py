@@ -7,11 +7,11 @@ the others wait in collectives). Shares are of the wall time of steps without th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from dalipipe.metrics.evidence import Run, quantile
+from dalipipe.metrics.judgement import Verdict, duration, percent
 from dalipipe.units import format_bytes
 
 # Loader waits below this share are healthy: AU 95 %.
@@ -31,34 +31,6 @@ MEMORY_SHARE = 0.25
 _LAKE = ("lake", "index", "plan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """`kind` is one of KINDS; `sentence` says it, `evidence` why, `knob` what to do next."""
-
-    kind: str
-    sentence: str
-    evidence: list[str] = field(default_factory=list)
-    knob: str = ""
-
-
-KINDS = (
-    "healthy",
-    "lake-bound",
-    "pool-bound",
-    "nvme-bound",
-    "decode-bound",
-    "hand-over-bound",
-    "trainer-bound",
-    "collective-bound",
-    "straggler",
-    "cache-thrash",
-    "quarantine-storm",
-    "double-caching",
-    "num-threads",
-    "queue-depth",
-)
-
-
 def diagnose(run: Run) -> Verdict:
     """What bounds the run. Pure: the same figures give the same sentence."""
     for rule in _RULES:
@@ -67,10 +39,10 @@ def diagnose(run: Run) -> Verdict:
             return verdict
     waited = run.stall_share()
     marked = any(name != "other" for rank in run.steps for name in rank.phases)
-    evidence = [f"{_percent(run.share(row))} {row}" for row in run.rows() if run.share(row) >= 0.005]
+    evidence = [f"{percent(run.share(row))} {row}" for row in run.rows() if run.share(row) >= 0.005]
     return Verdict(
         kind="healthy",
-        sentence=f"healthy: the trainer waits {_percent(waited)} of its time for data and sets the pace itself",
+        sentence=f"healthy: the trainer waits {percent(waited)} of its time for data and sets the pace itself",
         evidence=evidence,
         knob="none" if marked else "none; with dalipipe.step('forward') … the trainer's own time has rows too",
     )
@@ -85,7 +57,7 @@ def _quarantine(run: Run) -> Verdict | None:
     salvage_s = run.counter("stage_s.salvage")
     return Verdict(
         kind="quarantine-storm",
-        sentence=f"quarantine storm: {bad:.0f} samples, {_percent(share)} of those delivered, cannot be decoded",
+        sentence=f"quarantine storm: {bad:.0f} samples, {percent(share)} of those delivered, cannot be decoded",
         evidence=[
             f"{salvage_s:.2f} thread seconds went into finding them",
             "quarantine.jsonl in the run folder lists id and reason of each",
@@ -120,7 +92,7 @@ def _straggler(run: Run) -> Verdict | None:
             f"its own where the others need {1000 * rest:.0f} ms, most of it in {row}, and all wait for it"
         ),
         evidence=[
-            f"it is the slowest rank in {_percent(steps)} of the steps",
+            f"it is the slowest rank in {percent(steps)} of the steps",
             f"its {row} takes {1000 * excess:.0f} ms more a step than the others'",
         ],
         knob=(
@@ -171,7 +143,7 @@ def _waiting(run: Run) -> Verdict | None:
 def _lake_bound(run: Run, share: float) -> Verdict:
     return Verdict(
         kind="lake-bound",
-        sentence=f"lake-bound: the trainer waits {_percent(share)} of its time for bytes from the lake",
+        sentence=f"lake-bound: the trainer waits {percent(share)} of its time for bytes from the lake",
         evidence=_lake_evidence(run),
         knob=(
             "prefetch.threads and storage.concurrency up while the lake has bandwidth left; else cache.tiers.node."
@@ -185,7 +157,7 @@ def _lake_evidence(run: Run) -> list[str]:
     evidence = [f"{format_bytes(int(run.counter('bytes_read.lake')))} in {run.counter('lake_requests.read'):.0f} reads"]
     if counts:
         evidence.append(
-            f"half of the reads took up to {_ms(quantile(counts, 0.5))}, 99 % {_ms(quantile(counts, 0.99))}"
+            f"half of the reads took up to {duration(quantile(counts, 0.5))}, 99 % {duration(quantile(counts, 0.99))}"
         )
     bandwidth = run.gauge("lake_bandwidth")
     if bandwidth:
@@ -211,8 +183,8 @@ def _thrash(run: Run, share: float) -> Verdict | None:
     return Verdict(
         kind="cache-thrash",
         sentence=(
-            f"cache too small: {_percent(min(1.0, again))} of the data set comes from the lake again in every epoch, "
-            f"and the trainer waits {_percent(share)} of its time for it"
+            f"cache too small: {percent(min(1.0, again))} of the data set comes from the lake again in every epoch, "
+            f"and the trainer waits {percent(share)} of its time for it"
         ),
         evidence=[
             f"the set has {format_bytes(int(dataset))}, cache.tiers.node.capacity is {run.fact('cache_capacity')}",
@@ -231,10 +203,10 @@ def _double(run: Run, share: float) -> Verdict | None:
         kind="double-caching",
         sentence=(
             "double caching: the lake is a disk of this host, so its shards and the node cache hold the same bytes "
-            f"twice in the page cache, and the trainer waits {_percent(share)} of its time for them"
+            f"twice in the page cache, and the trainer waits {percent(share)} of its time for them"
         ),
         evidence=[
-            f"{_percent(lake)} of the shards and {_percent(node)} of the cached blocks looked at are in memory",
+            f"{percent(lake)} of the shards and {percent(node)} of the cached blocks looked at are in memory",
             f"{format_bytes(int(cached_bytes))} went through cache.dir",
         ],
         knob="cache.policy=stream: a disk of the host needs no copy on a disk of the host",
@@ -256,8 +228,8 @@ def _depth(run: Run, share: float) -> Verdict | None:
     return Verdict(
         kind="queue-depth",
         sentence=(
-            f"queue too shallow: fetching stands still {_percent(idle)} of the time with a full window, and yet the "
-            f"trainer waits {_percent(share)} of its time for bytes: fast enough on average, not every time"
+            f"queue too shallow: fetching stands still {percent(idle)} of the time with a full window, and yet the "
+            f"trainer waits {percent(share)} of its time for bytes: fast enough on average, not every time"
         ),
         evidence=_lake_evidence(run),
         knob=f"prefetch.depth={run.fact('prefetch_depth_set')} up, or auto",
@@ -272,8 +244,8 @@ def _queue(run: Run, share: float) -> Verdict | None:
     return Verdict(
         kind="queue-depth",
         sentence=(
-            f"queue too shallow: decoding stands still {_percent(idle)} of the time with a full queue, and yet the "
-            f"trainer waits {_percent(share)} of its time for it: fast enough on average, not for every batch"
+            f"queue too shallow: decoding stands still {percent(idle)} of the time with a full queue, and yet the "
+            f"trainer waits {percent(share)} of its time for it: fast enough on average, not for every batch"
         ),
         evidence=[f"prefetch.device_batches={batches}, prefetch.queue_depth={queue}"],
         knob="prefetch.device_batches up until the waits are gone (each costs one batch of memory)",
@@ -289,7 +261,7 @@ def _threads(run: Run, share: float) -> Verdict | None:
         kind="num-threads",
         sentence=(
             f"wrong number of decode threads: {threads:.0f} on {cpus:.0f} CPUs of this rank, and the trainer waits "
-            f"{_percent(share)} of its time for decoding"
+            f"{percent(share)} of its time for decoding"
         ),
         evidence=["CPUs stand still" if few else "threads take the CPUs from each other"],
         knob=f"graph.num_threads={cpus:.0f} (0 chooses it)",
@@ -305,7 +277,7 @@ def _decode_bound(run: Run, share: float) -> Verdict:
         evidence.append(f"{1000 * cpu_s / images:.2f} CPU ms in decode threads a sample")
     return Verdict(
         kind="decode-bound",
-        sentence=f"decode-bound: the trainer waits {_percent(share)} of its time for decoding, with all CPUs at work",
+        sentence=f"decode-bound: the trainer waits {percent(share)} of its time for decoding, with all CPUs at work",
         evidence=evidence,
         knob=(
             "a GPU decodes with device=cuda; on CPUs: smaller images (pack.resize, graph.jpeg_scale), more CPUs a "
@@ -316,10 +288,10 @@ def _decode_bound(run: Run, share: float) -> Verdict:
 
 def _bound(kind: str, what: str, knob: str) -> Callable[[Run, float], Verdict]:
     def verdict(run: Run, share: float) -> Verdict:
-        rows = [f"{_percent(run.share(row))} {row}" for row in run.rows() if run.share(row) >= 0.005]
+        rows = [f"{percent(run.share(row))} {row}" for row in run.rows() if run.share(row) >= 0.005]
         return Verdict(
             kind=kind,
-            sentence=f"{kind}: the trainer waits {_percent(share)} of its time for {what}",
+            sentence=f"{kind}: the trainer waits {percent(share)} of its time for {what}",
             evidence=rows,
             knob=knob,
         )
@@ -354,8 +326,8 @@ def _collective(run: Run) -> Verdict | None:
         return None
     return Verdict(
         kind="collective-bound",
-        sentence=f"collective-bound: {_percent(share)} of the time goes into collectives, evenly on all ranks",
-        evidence=[f"the trainer waits {_percent(run.stall_share())} of its time for data"],
+        sentence=f"collective-bound: {percent(share)} of the time goes into collectives, evenly on all ranks",
+        evidence=[f"the trainer waits {percent(run.stall_share())} of its time for data"],
         knob="the network and the size of the gradients: bucket sizes, overlap with backward, gradient accumulation",
     )
 
@@ -369,15 +341,15 @@ def _trainer(run: Run) -> Verdict | None:
     if other < UNMARKED_SHARE and excess < HICCUP_SHARE:
         return None
     if other >= UNMARKED_SHARE:
-        what = f"{_percent(other)} of the time is the trainer's, outside of the phases it marks"
+        what = f"{percent(other)} of the time is the trainer's, outside of the phases it marks"
     else:
-        what = f"{_percent(float(excess))} of the time goes into a few steps that take far longer than the median"
+        what = f"{percent(float(excess))} of the time goes into a few steps that take far longer than the median"
     return Verdict(
         kind="trainer-bound",
         sentence=f"trainer-bound: {what}; data is there in time",
         evidence=[
-            f"the trainer waits {_percent(run.stall_share())} of its time for data",
-            f"median step {_ms(float(np.median(own)))}, longest {_ms(float(own.max()))} without waits",
+            f"the trainer waits {percent(run.stall_share())} of its time for data",
+            f"median step {duration(float(np.median(own)))}, longest {duration(float(own.max()))} without waits",
         ],
         knob="look for .item(), logging, evaluation and checkpoints between steps; mark them with dalipipe.step",
     )
@@ -399,13 +371,3 @@ def _waits(run: Run) -> list[str]:
 
 def _histograms(run: Run, name: str) -> list[list[float]]:
     return [rank.histograms[name] for rank in run.ranks if name in rank.histograms]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
-
-
-def _ms(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "more than 30 s"
-    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dalipipe.metrics.cost import Bill, make_bill
-from dalipipe.metrics.diagnosis import Verdict, diagnose
+from dalipipe.metrics.diagnosis import diagnose
 from dalipipe.metrics.evidence import Run, open_run, run_from_snapshots
+from dalipipe.metrics.judgement import Verdict
 from dalipipe.metrics.live import addresses, watch_for
 
 

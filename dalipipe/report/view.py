@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dalipipe.metrics.diagnosis import Verdict
+from dalipipe.metrics.judgement import Verdict
 from dalipipe.metrics.snapshot import RankSnapshot
 from dalipipe.report.svg import color_of
 from dalipipe.units import format_bytes
