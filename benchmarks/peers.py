@@ -258,6 +258,8 @@ class Peer:
 
     def measure(self, num_batches: int) -> tuple[float, float]:
         """Images a second, and CPU milliseconds an image."""
+        from tests.support.processes import cpu_below
+
         assert self._process.stdin is not None
         self._process.stdin.write(f"{num_batches}\n")
         self._answer()
@@ -270,6 +272,8 @@ class Peer:
 
     def close(self) -> None:
         """Ends it and what it started."""
+        from tests.support.processes import descendants
+
         below = descendants(self._process.pid)
         for pid in (self._process.pid, *below):
             with contextlib.suppress(ProcessLookupError):
@@ -287,31 +291,6 @@ class Peer:
             return self._answers.get(timeout=_ANSWER_S)
         except queue.Empty:
             return {"error": f"no answer within {_ANSWER_S:g} s"}
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes below one, whoever started them."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found, waiting = [], [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
-def cpu_below(pid: int) -> float:
-    """Seconds of user and system time of a process and all below it, ended ones included."""
-    ticks = 0
-    for one in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(int(value) for value in fields[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def prepare(files: list[Path], scratch: Path, num_samples: int) -> None:
