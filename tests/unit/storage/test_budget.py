@@ -134,6 +134,7 @@ def test_a_budget_that_nobody_closed_leaves_neither_descriptor_nor_ledger(tmp_pa
     def num_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # what other tests left
     before = num_open()
     budget = NodeBudget(tmp_path / "b")
     child = os.fork()
@@ -146,7 +147,7 @@ def test_a_budget_that_nobody_closed_leaves_neither_descriptor_nor_ledger(tmp_pa
     assert (tmp_path / "b").exists(), "nor its parent's mark"
     del budget
     gc.collect()
-    assert num_open() == before
+    assert num_open() <= before
     assert not (tmp_path / "b").exists()
 
 
