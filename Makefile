@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests that run at once: most of their time they wait for processes and servers that they started.
 WORKERS ?= 2
 
-.PHONY: help setup demo test test-slow test-native check bench image lock clean
+.PHONY: help setup demo test test-failed test-slow test-native check bench image lock clean
 
 help:
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
@@ -19,6 +19,9 @@ demo: setup ## the main job: a small lake of JPEGs, packed, cached, decoded and 
 
 test: setup ## the tests (without the slow soak tests)
 	@$(BIN)/pytest -q -m "not slow" -n $(WORKERS) --dist worksteal
+
+test-failed: setup ## the tests that failed last time, one after the other
+	@$(BIN)/pytest -q -m "not slow" --last-failed --last-failed-no-failures none
 
 test-slow: setup ## the soak tests
 	@$(BIN)/pytest -q -m slow

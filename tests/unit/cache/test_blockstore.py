@@ -57,7 +57,7 @@ def test_open_views_hold_no_file_descriptors_and_unmap_when_dead(tmp_path: Path)
     mapped = str(blocks.path(1))
     num_descriptors = len(list(Path("/proc/self/fd").iterdir()))
     views = [np.frombuffer(blocks.open(1, len(DATA)) or b"", np.uint8) for _ in range(50)]
-    assert len(list(Path("/proc/self/fd").iterdir())) == num_descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) <= num_descriptors
     assert mapped in Path("/proc/self/maps").read_text()
     views.clear()
     assert mapped not in Path("/proc/self/maps").read_text()

@@ -106,7 +106,7 @@ def test_a_late_thread_keeps_nothing_and_opens_nothing_after_close(tmp_path: Pat
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     assert first.keep(4, 8) == 8
     assert first.get(3) == NO_DIGEST
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files
     again = FirstReads(tmp_path / "first-reads")
     assert (again.get(3), again.get(4)) == (7, NO_DIGEST)
     again.close()
