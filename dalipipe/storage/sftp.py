@@ -49,7 +49,7 @@ class SftpFileSystem:
 
     Connects at the first call, and again after the connection broke. The host key must be in `~/.ssh/known_hosts` or in
     the option `known_hosts`; `host_key_policy: auto_add` trusts whatever answers. Users are let in by the URL's or the
-    option's password, by `key_filename` (with `passphrase`), the agent, or the keys in `~/.ssh`.
+    option's password, by `key_filename` (with `passphrase`), ssh-agent, or the keys in `~/.ssh`.
 
     Errors are the builtins: PermissionError (host key, login, file), FileNotFoundError, FileExistsError, TimeoutError
     (no answer within `storage.read_timeout_s`), ConnectionError.
