@@ -99,6 +99,9 @@ def _read_on(url: str, names: list[str], sizes: list[int], rate: float) -> None:
                 head = b""
                 while not head.endswith(b"\r\n\r\n"):
                     head += connection.recv(1)
-                connection.recv_into(buffer[:num_bytes], num_bytes, socket.MSG_WAITALL)
+                # Not MSG_WAITALL: with a deadline Python's sockets do not block, and a part would be taken for the whole.
+                came = 0
+                while came < num_bytes:
+                    came += connection.recv_into(buffer[came:num_bytes])
                 done += num_bytes
                 time.sleep(max(0.0, began_s + done / rate - time.monotonic()))
