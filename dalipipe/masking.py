@@ -20,7 +20,17 @@ _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^\s/?#]*)|([^\s/?#:@\[]+:(
 _SECRET_WORDS = r"sig|signature|token|secret|pass|pwd|credential|delegation|auth|key|sas|jwt"
 # Some servers take `;` between values; `#` begins what OAuth hands back.
 _QUERY = re.compile(rf"([?&;#][\w.%-]*(?:{_SECRET_WORDS})[\w.%-]*=)[^&\s\"'<>#)]+", re.IGNORECASE)
-_SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
+# Where a secret lies and what is thought of a key is no secret: `key_filename`, `host_key_policy`.
+_SECRET_NAME = re.compile(rf"^(?!.*(?:_policy|_filename|_file|_path)$).*(?:{_SECRET_WORDS})", re.IGNORECASE | re.DOTALL)
+# An override as it was typed, in a line of a log or a list: to its end, or to the next word that begins with `key=`.
+_OVERRIDE = re.compile(
+    r"\boptions((?:\.[\w-]+)*)=('[^'\n]+'(?=[\s,]|$)|\"[^\"\n]+\"(?=[\s,]|$)|.*?(?=[\s,][+~]*[\w./@-]+=|'*$))",
+    re.MULTILINE,
+)
+_OVERRIDE_ITEM = re.compile(r"( *(?:- )+)['\"]?([+~]*[\w./@-]*\boptions(?:\.[\w-]+)*=)")
+_YAML_NAME = re.compile(r"( *(?:- +)*)('[^']*'|\"[^\"]*\"|[^\s'\"#:-][^:]*):(?: +(.*))?$")
+_YAML_PACKAGE = "# @package "
+_YAML_FALSE = ("''", "null", "false", "0", "0.0", "{}", "[]")
 # A whole user part of these is a token as often as a name.
 _WEB = ("http", "https")
 
@@ -29,7 +39,8 @@ def masked(text: str, secrets: Sequence[str] = ()) -> str:
     """`text` with the passwords and the signed or secret query values of all URLs in it replaced by `***`.
 
     Of `scheme://user:password@host` the user stays, but not for http(s), where it may be a token. Of a query the values
-    go whose name speaks of a signature, token, secret, password, credential, delegation or key (SAS, presigned URLs).
+    go whose name speaks of a signature, token, secret, password, credential, delegation or key (SAS, presigned URLs),
+    and the same of a client's options, in overrides (`storage.options.password=…`) and in YAML below `options:`.
     A text without a secret comes back as it is; masking twice changes nothing.
 
     secrets: known ones, which are replaced wherever they stand: a client may repeat them without the URL around them.
@@ -38,7 +49,15 @@ def masked(text: str, secrets: Sequence[str] = ()) -> str:
         text = text.replace(secret, HIDDEN)
     if "://" in text:
         text = _USER.sub(_hide_user, text)
+    if "options" in text:
+        text = "".join(_without_yaml_secrets(text.splitlines(keepends=True)))
+        text = _OVERRIDE.sub(_hide_override, text)
     return _QUERY.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+
+
+def is_secret_name(name: object) -> bool:
+    """Whether what a client's option of this name holds is a secret."""
+    return _SECRET_NAME.search(str(name)) is not None
 
 
 def secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -57,7 +76,7 @@ def secrets_in(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 def _secret_options(options: Mapping[str, Any], *, is_secret: bool = False) -> Iterator[str]:
     """The texts under a name of a secret; clients nest their options (`client_kwargs.headers.Authorization`)."""
     for name, value in options.items():
-        hides = is_secret or _SECRET_NAME.search(str(name)) is not None
+        hides = is_secret or is_secret_name(name)
         if isinstance(value, Mapping):
             yield from _secret_options(value, is_secret=hides)
         elif isinstance(value, str) and hides:
@@ -77,7 +96,7 @@ def masked_settings(settings: Any, *, within: str = "") -> Any:
     if isinstance(settings, Mapping):
         return {
             masked(name) if isinstance(name, str) else name: HIDDEN
-            if within == "options" and value and _SECRET_NAME.search(str(name))
+            if within == "options" and value and is_secret_name(name)
             else masked_settings(value, within=within if within == "options" else str(name))
             for name, value in settings.items()
         }
@@ -92,3 +111,45 @@ def _hide_user(match: re.Match[str]) -> str:
         return f"{scheme}://{HIDDEN}@"
     name, colon, _ = user.partition(":")
     return f"{scheme}://{name}{colon and ':' + HIDDEN}@"
+
+
+def _hide_override(match: re.Match[str]) -> str:
+    names, value = match[1], match[2]
+    if not any(map(is_secret_name, names.split("."))) and not (value.startswith("{") and is_secret_name(value)):
+        return match[0]
+    return f"options{names}={HIDDEN}"
+
+
+def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
+    """The lines of a text in which the secrets of client options stand as YAML in block style, as OmegaConf prints it.
+
+    What hangs below a hidden name (lists, mappings, folded texts) goes with it. `# @package` says below which key the
+    text stands.
+    """
+    options_at = hidden_at = None
+    is_list_hidden = False
+    for line in lines:
+        bare, end = line.strip(), line[len(line.rstrip("\r\n")) :]
+        column = len(line) - len(line.lstrip(" "))
+        if hidden_at is not None:
+            if not bare or column > hidden_at or (is_list_hidden and column == hidden_at and bare[:2] in ("- ", "-")):
+                continue
+            hidden_at = None
+        if bare.startswith(_YAML_PACKAGE):
+            options_at = -1 if "options" in bare.removeprefix(_YAML_PACKAGE).split(".") else None
+        if options_at is not None and bare and column <= options_at:
+            options_at = None
+        if (item := _OVERRIDE_ITEM.match(line)) and (whole := _OVERRIDE.sub(_hide_override, item[2])) != item[2]:
+            hidden_at = column
+            yield f"{item[1]}{whole}{end}"
+            continue
+        name = _YAML_NAME.match(line.rstrip("\r\n"))
+        if name and options_at is not None and is_secret_name(name[2]):
+            value = name[3] or ""
+            if value not in _YAML_FALSE:
+                hidden_at, is_list_hidden = len(name[1]), not value
+                yield f"{name[1]}{name[2]}: '{HIDDEN}'{end}"
+                continue
+        if name and options_at is None and name[2] == "options" and not name[3]:
+            options_at = len(name[1])
+        yield line

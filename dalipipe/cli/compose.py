@@ -29,9 +29,11 @@ from omegaconf.errors import OmegaConfBaseException
 import dalipipe
 from dalipipe.cli.help import help_text
 from dalipipe.cli.keys import config_keys, explain, first_line, is_known, keys_of, text_keys_of, unknown
+from dalipipe.cli.printed import masked_output
 from dalipipe.cli.schema import JOBS
 from dalipipe.cli.words import flags_first, is_multirun, quote_texts, split_flags, wants_help
 from dalipipe.errors import ConfigError, DalipipeError
+from dalipipe.masking import masked
 from dalipipe.storage.failures import presentable
 
 SCHEMA_GROUP = "dalipipe_schema"
@@ -102,7 +104,8 @@ def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int], *, ab
                     f"this config is for {type(composed).__name__}, and `dalipipe {verb}` needs {job_type.__name__}: "
                     f"start its defaults list with `{verb}` instead"
                 )
-            codes.append(task(composed))
+            with as_before():
+                codes.append(task(composed))
         except DalipipeError as error:  # kept from Hydra, which would print a line of its own
             failures.append(error)
 
@@ -113,9 +116,9 @@ def run_hydra(verb: str, words: Sequence[str], task: Callable[[Any], int], *, ab
                 keys = OmegaConf.to_yaml(hydra.compose(verb, overrides=split_flags(words)[1]))
         except _COMPOSE_ERRORS as error:
             raise explain(error, job_type, split_flags(words)[1]) from presentable(error)
-        print(help_text(verb, about, _choices(job_type), keys))
+        print(help_text(verb, about, _choices(job_type), masked(keys)))
         return 0
-    with _hydra_argv(verb, words):
+    with _hydra_argv(verb, words), masked_output(words) as as_before:
         try:
             hydra.main(version_base="1.3", config_path=str(config_dir()), config_name=verb)(job)()
         except _COMPOSE_ERRORS as error:

@@ -11,6 +11,9 @@ from collections.abc import Collection, Sequence
 _FLAGS_WITH_VALUE = frozenset(
     ("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 )
+# A flag that works without a value too takes one of these.
+_INFO_FLAGS = ("--info", "-i")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _MULTIRUN = ("--multirun", "-m")
 
 
@@ -39,8 +42,10 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
             others.append(word)
             continue
         flags.append(word)
-        if word in _FLAGS_WITH_VALUE and rest:
+        if rest and (word in _FLAGS_WITH_VALUE or (word in _INFO_FLAGS and rest[0] in _INFO)):
             flags.append(rest.pop(0))
+        elif word in _INFO_FLAGS:
+            flags.append(_INFO[0])  # or argparse would take the next word for its value
     return flags, others
 
 

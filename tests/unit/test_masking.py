@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from dalipipe.errors import DalipipeError, ObjectNotFoundError, StorageError
 from dalipipe.masking import masked, masked_settings, secrets_in
@@ -28,6 +31,9 @@ from dalipipe.masking import masked, masked_settings, secrets_in
         ),
         ("/webhdfs/v1/x?op=OPEN&delegation=abc&user.name=me", "/webhdfs/v1/x?op=OPEN&delegation=***&user.name=me"),
         ("<a href='?token=abc'>", "<a href='?token=***'>"),
+        ("run +storage.options.password=my secret retries=2", "run +storage.options.password=*** retries=2"),
+        ("storage.options.client_kwargs.token='a b',x=1", "storage.options.client_kwargs.token=***,x=1"),
+        ("- +storage.options={client_kwargs: {token: a b}}", "- +storage.options=***"),
         ("https://h/x?sas=abc&a=1;jwt=def#access_token=ghi", "https://h/x?sas=***&a=1;jwt=***#access_token=***"),
     ],
 )
@@ -46,6 +52,9 @@ def test_secrets_are_taken_out(text: str, shown: str) -> None:
         "s3://bucket/a:b@c?",
         "storage.credentials_file=/home/me/.aws/credentials lacks the profile",
         "1+1=2.txt",
+        "storage.options.key_filename=/home/me/id is no file; name the private key",
+        "+storage.options.host_key_policy=auto_add, storage.options.port=22 secret=1",
+        "options:\n  port: 22\npassword: not one of a client's options",
         "/data/class 1/a&b.jpg",
     ],
 )
@@ -79,6 +88,31 @@ def test_settings_lose_the_secret_options_of_a_client_by_name() -> None:
         "storage": {"options": {"password": "***", "sas_key": "***", "port": 22, "passphrase": None}},
         "tokens": {"tokenizer": "mine"},
     }
+
+
+_SECRET_NAMES = ("password", "sas_key", "token", "headers.Authorization")
+_NAMES = st.sampled_from([*_SECRET_NAMES, "user", "timeout", "key_filename"])
+_TEXTS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), max_size=120)
+_VALUES = st.recursive(
+    st.none() | st.integers(-1, 9) | _TEXTS | st.just("two\n\nlines"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(_NAMES, _VALUES, max_size=4), _VALUES)
+def test_yaml_of_settings_loses_what_the_settings_lose(options: dict[str, Any], beside: Any) -> None:
+    settings = {"before": {"token": beside}, "list": [{"options": options, "next": 1}], "after": {"password": beside}}
+    shown = masked(OmegaConf.to_yaml(OmegaConf.create(settings)))
+    assert yaml.safe_load(shown) == masked_settings(settings)
+    assert masked(shown) == shown
+
+
+def test_yaml_of_a_package_is_masked_from_its_first_line() -> None:
+    shown = masked("# @package storage.options\nuser: me\npassword: secret\ntokens:\n- a\n- b\nport: 22\n")
+    assert shown == "# @package storage.options\nuser: me\npassword: '***'\ntokens: '***'\nport: 22\n"
+    overrides = "task:\n- +storage.options.password=a secret\n    that is folded\n- +storage.options.port=22\n"
+    assert masked(overrides) == "task:\n- +storage.options.password=***\n- +storage.options.port=22\n"
 
 
 @pytest.mark.parametrize("kind", [DalipipeError, StorageError, ObjectNotFoundError])

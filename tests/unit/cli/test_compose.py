@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dalipipe.build import LoadConfig
 from dalipipe.cli import main
@@ -143,6 +145,42 @@ def test_cfg_job_and_multirun(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "shard_bytes: 512MiB" in capsys.readouterr().out
     assert main(["cache", "stat", "--json", "--multirun", f"cache.dir={tmp_path}/a,{tmp_path}/b"]) == 0
     assert capsys.readouterr().out.count('"blocks": 0') == 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--cfg", "job"],
+        ["--cfg=all", "--resolve"],
+        ["-c", "job", "-p", "storage.options"],
+        ["--cfg", "job", "--package", "storage.options.password"],
+        ["--info", "config"],
+        ["--info"],
+        ["--help"],
+        ["--no-such-flag"],
+    ],
+)
+def test_what_is_printed_of_a_configuration_holds_no_secret(
+    flags: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAKE_PASSWORD", "pw4")
+    words = ["data.url=sftp://me:pw1@host/x?sig=pw2", "+storage.options.client_kwargs.auth={name: pw3}"]
+    words += ["+storage.options.password=${oc.env:LAKE_PASSWORD}", "+storage.options.port=2222"]
+    code = main(["info", *words, *flags])
+    shown = "".join(capfd.readouterr())
+    assert "pw" not in shown
+    if flags == ["--no-such-flag"]:
+        assert code == 2
+        assert "unrecognized arguments: --no-such-flag" in shown
+        return
+    assert code == 0
+    assert shown == "***\n" if flags[-1] == "storage.options.password" else "port: 2222\n" in shown
+
+
+def test_a_configuration_without_secrets_is_printed_as_hydra_does(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data.url=/a", "+storage.options.user=me", "+storage.options.host_key_policy=auto_add"]
+    assert main(["info", "--cfg", "job", "--resolve", *words]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == dataclasses.asdict(compose("info", words))
 
 
 def test_warnings_of_the_pipeline_are_not_silenced_by_hydra(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
