@@ -88,9 +88,9 @@ def unlock(descriptor: int, offset: int, num_bytes: int = 1) -> None:
             raise
 
 
-def wait_for(path: Path, offset: int, kind: int, wait_s: float) -> FileLock | None:
-    """The lock of one byte, or None when it was not had within `wait_s` seconds."""
-    lock = FileLock(descriptor := open_file(path))
+def wait_for(path: Path, offset: int, kind: int, wait_s: float, *, mode: int = 0o666) -> FileLock | None:
+    """The lock of one byte, or None when it was not had within `wait_s` seconds; `mode` is that of a file it makes."""
+    lock = FileLock(descriptor := open_file(path, mode))
     deadline_s = time.monotonic() + wait_s
     pause_s = _FIRST_PAUSE_S
     try:
@@ -106,7 +106,7 @@ def wait_for(path: Path, offset: int, kind: int, wait_s: float) -> FileLock | No
     return lock
 
 
-def enter(path: Path, offset: int, wait_s: float = 2.0) -> FileLock | None:
+def enter(path: Path, offset: int, wait_s: float = 2.0, *, mode: int = 0o666) -> FileLock | None:
     """A mark of one user at the file, shared with others, until it is released or the process dies.
 
     The file is the one at `path`: where the last user before took it away between its opening and its locking, a new
@@ -114,7 +114,7 @@ def enter(path: Path, offset: int, wait_s: float = 2.0) -> FileLock | None:
     """
     deadline_s = time.monotonic() + wait_s
     while True:
-        lock = wait_for(path, offset, fcntl.F_RDLCK, max(0.0, deadline_s - time.monotonic()))
+        lock = wait_for(path, offset, fcntl.F_RDLCK, max(0.0, deadline_s - time.monotonic()), mode=mode)
         if lock is None or lock.is_of(path):
             return lock
         lock.release()

@@ -35,6 +35,8 @@ _LOCK_S = 0.05
 # What the bytes of the ledger's file are locked for (they need not exist): its content, and whoever uses it.
 _CONTENT_AT = 0
 _ALIVE_AT = 1 << 17
+# Whoever could open the file could lock its content, and hold up all processes of its user.
+_MODE = 0o600
 _MAGIC = 0xDA11_0001
 # Magic, highest rate, start and bytes of the rate window, time of the last data, then when each debt is paid: of the
 # link, of data, checkpoint and eval.
@@ -61,7 +63,7 @@ class NodeBudget:
         self._declared = rate
         self._clock = clock
         self._lock = threading.Lock()
-        here = enter(path, _ALIVE_AT)
+        here = enter(path, _ALIVE_AT, mode=_MODE)
         if here is None:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
         try:
@@ -239,7 +241,7 @@ def _leave(path: Path, here: FileLock) -> None:
 
 
 def _open(path: Path) -> tuple[int, mmap.mmap]:
-    descriptor = open_file(path, 0o600)
+    descriptor = open_file(path, _MODE)
     try:
         if os.fstat(descriptor).st_size < _LEDGER.size:
             os.truncate(descriptor, _LEDGER.size)

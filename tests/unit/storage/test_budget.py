@@ -51,6 +51,17 @@ def test_data_leaves_the_others_their_floor_and_no_more(tmp_path: Path) -> None:
     assert got["eval"] == pytest.approx(20 * 10 * MB, rel=0.1)
 
 
+def test_the_ledger_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        budget = open_budget(str(tmp_path), 100 * MB)
+    finally:
+        os.umask(before)
+    assert budget is not None
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
+    budget.close()
+
+
 def test_an_idle_link_is_for_whoever_wants_it(tmp_path: Path) -> None:
     clock = Clock()
     budget = NodeBudget(tmp_path / "b", 100 * MB, clock=clock)
