@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import itertools
 import multiprocessing
-import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 from tests.support.faultproxy import Fault, FolderServer, Request, heavy_tail
 
 LATENCY_S, RATE = 0.030, 100e6
+_NUM_CONNECTIONS = 8
+_PIECE_BYTES = 4 << 20
 
 
 class Lake:
@@ -74,9 +78,8 @@ def lake(folder: Path, **how: float) -> Iterator[Lake]:
 def reader(url: str, folder: Path, rate: float) -> Iterator[None]:
     """Another process that reads the shards from the lake at `rate` bytes a second and keeps nothing of them."""
     context = multiprocessing.get_context("spawn")
-    names = sorted(file.name for file in folder.glob("*.tar"))
-    sizes = [(folder / name).stat().st_size for name in names]
-    process = context.Process(target=_read_on, args=(url, names, sizes, rate), daemon=True)
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.glob("*.tar"))}
+    process = context.Process(target=_read_on, args=(url, sizes, rate), daemon=True)
     process.start()
     try:
         yield
@@ -85,23 +88,26 @@ def reader(url: str, folder: Path, rate: float) -> Iterator[None]:
         process.join(10)
 
 
-def _read_on(url: str, names: list[str], sizes: list[int], rate: float) -> None:
-    port = int(url.rpartition(":")[2])
-    buffer = memoryview(bytearray(1 << 20))
-    connection = socket.create_connection(("127.0.0.1", port), 30)
+def _read_on(url: str, sizes: dict[str, int], rate: float) -> None:
+    """Ends only with its process. One connection alone would mostly wait for first bytes, and never reach the rate."""
+    spans = [(name, start) for name, size in sizes.items() for start in range(0, size, _PIECE_BYTES)]
+    host = url.removeprefix("http://")
+    with ThreadPoolExecutor(_NUM_CONNECTIONS) as threads:
+        parts = [
+            threads.submit(_read_part, host, spans[number::_NUM_CONNECTIONS], rate / _NUM_CONNECTIONS)
+            for number in range(min(_NUM_CONNECTIONS, len(spans)))
+        ]
+        for part in parts:
+            part.result()
+
+
+def _read_part(host: str, spans: list[tuple[str, int]], rate: float) -> None:
+    connection = http.client.HTTPConnection(host, timeout=30)
+    buffer = memoryview(bytearray(_PIECE_BYTES))
     began_s, done = time.monotonic(), 0
-    while True:
-        for name, size in zip(names, sizes, strict=True):
-            for start in range(0, size, len(buffer)):
-                num_bytes = min(len(buffer), size - start)
-                span = f"bytes={start}-{start + num_bytes - 1}"
-                connection.sendall(f"GET /{name} HTTP/1.1\r\nHost: lake\r\nRange: {span}\r\n\r\n".encode())
-                head = b""
-                while not head.endswith(b"\r\n\r\n"):
-                    head += connection.recv(1)
-                # Not MSG_WAITALL: with a deadline Python's sockets do not block, and a part would be taken for the whole.
-                came = 0
-                while came < num_bytes:
-                    came += connection.recv_into(buffer[came:num_bytes])
-                done += num_bytes
-                time.sleep(max(0.0, began_s + done / rate - time.monotonic()))
+    for name, start in itertools.cycle(spans):
+        connection.request("GET", f"/{name}", headers={"Range": f"bytes={start}-{start + _PIECE_BYTES - 1}"})
+        answer = connection.getresponse()
+        while num_bytes := answer.readinto(buffer):
+            done += num_bytes
+        time.sleep(max(0.0, began_s + done / rate - time.monotonic()))

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.support.link import Link
+
 _CHUNK_BYTES = 128 << 10
-_FILE_CHUNK_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class FaultProxy:
     Args:
         upstream: the server behind, `http://host:port`.
         latency_s: delay of every answer (a lognormal factor around it with `jitter`).
-        rate: bytes a second over all connections together; 0 is unlimited.
+        rate: bytes a second over all connections together, shared evenly; 0 is unlimited.
     """
 
     def __init__(self, upstream: str, *, latency_s: float = 0.0, rate: float = 0.0) -> None:
@@ -81,7 +82,7 @@ class FaultProxy:
         self.rule: Rule = lambda request: None
         self.requests: list[Request] = []
         self.bytes_sent = 0
-        self._free_at_s = 0.0
+        self._link = Link()
         self._began_s = time.monotonic()
         self._loop = asyncio.new_event_loop()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -225,19 +226,28 @@ class FaultProxy:
     async def _send_file(self, writer: asyncio.StreamWriter, head: bytes, body: _FileRange) -> None:
         """From the page cache to the socket: a server that costs the machine as little as can be."""
         writer.write(head)
+        await writer.drain()
+        to = writer.get_extra_info("socket").fileno()
         with body.path.open("rb") as file:
-            for start in range(body.start, body.stop, _FILE_CHUNK_BYTES):
-                num_bytes = min(_FILE_CHUNK_BYTES, body.stop - start)
-                if self.rate:
-                    await self._pay(num_bytes)
-                await self._loop.sendfile(writer.transport, file, start, num_bytes)
-                self.bytes_sent += num_bytes
+            if self.rate:
+                at = body.start
+
+                def send(num_bytes: int) -> int:
+                    nonlocal at
+                    try:
+                        sent = os.sendfile(to, file.fileno(), at, num_bytes)
+                    except BlockingIOError:
+                        return 0
+                    at += sent
+                    return sent
+
+                await self._link.carry(body.stop - body.start, self.rate, send)
+            else:
+                await self._loop.sendfile(writer.transport, file, body.start, body.stop - body.start)
+        self.bytes_sent += body.stop - body.start
 
     async def _pay(self, num_bytes: int) -> None:
-        now_s = self._loop.time()
-        self._free_at_s = max(now_s, self._free_at_s) + num_bytes / self.rate
-        if self._free_at_s - now_s > 0.002:
-            await asyncio.sleep(self._free_at_s - now_s)
+        await self._link.carry(num_bytes, self.rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
