@@ -21,6 +21,7 @@ from dalipipe.storage.url import (
     OBJECT_OPTIONS,
     OBJECT_SCHEMES,
     SFTP_SCHEMES,
+    SMB_SCHEMES,
     TEMPORARY_PREFIX,
     check_host,
     check_key,
@@ -35,7 +36,7 @@ R = TypeVar("R")
 
 _DEADLINE_BYTES = 64 << 20
 # Extras of this package, by the scheme that needs them.
-_EXTRAS = {"sftp": "sftp", "ssh": "sftp", "alluxio": "alluxio", "alluxiofs": "alluxio"}
+_EXTRAS = {"sftp": "sftp", "ssh": "sftp", "smb": "smb", "alluxio": "alluxio", "alluxiofs": "alluxio"}
 
 
 class FsspecStore:
@@ -43,7 +44,7 @@ class FsspecStore:
 
     How a `put` stays atomic depends on the system: one with a rename of its own (SFTP, HDFS, WebHDFS, SMB) gets a
     temporary file and a rename, the others write an object in one step. `if_absent` is checked by the system where
-    it can (SFTP and those that write in one step), else by a look right before.
+    it can (SFTP, SMB and those that write in one step), else by a look right before.
     """
 
     def __init__(self, url: str, config: StorageConfig, *, record: Record = discard) -> None:
@@ -277,6 +278,10 @@ def _open_file_system(url: str, config: StorageConfig) -> tuple[Any, str]:
             from dalipipe.storage.sftp import SftpFileSystem
 
             return SftpFileSystem(url, config), folder
+        if scheme in SMB_SCHEMES:
+            from dalipipe.storage.smb import SmbFileSystem
+
+            return SmbFileSystem(url, config), folder
         file_system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
         extra = _EXTRAS.get(scheme)

@@ -17,6 +17,7 @@ GCS_SCHEMES = ("gs", "gcs")
 AZURE_SCHEMES = ("az", "azure")
 HTTP_SCHEMES = ("http", "https")
 SFTP_SCHEMES = ("sftp", "ssh")
+SMB_SCHEMES = ("smb",)
 ALLUXIO_SCHEMES = ("alluxio", "alluxiofs")
 OBJECT_OPTIONS = ("aws_", "google_", "azure_")
 """How the names of options of S3's, GCS's and Azure's clients begin; other stores leave those alone."""
