@@ -191,6 +191,7 @@ class _Opening:
                     budget_bytes=budget.num_bytes,
                     used_bytes=budget.used_bytes,
                     num_blocks=self._manifest.num_blocks,
+                    num_bytes=self._manifest.num_bytes,
                     recorder=self._recorder,
                     usage=usage,
                 )

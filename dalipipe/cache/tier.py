@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from dalipipe.cache.blockstore import SET_BLOCKS, TRAILER_BYTES, BlockStore
+from dalipipe.cache.blockstore import TRAILER_BYTES, BlockStore
 from dalipipe.cache.contract import Entry, EvictionPolicy
 from dalipipe.cache.locks import lock_set
+from dalipipe.cache.sets import BudgetSets, folders_of
 from dalipipe.cache.usage import UsageTable
 from dalipipe.telemetry import Recorder, Stage
 from dalipipe.units import format_bytes
@@ -23,15 +24,15 @@ _log = logging.getLogger(__name__)
 class Tier:
     """Blocks of one data set in one folder of the node (`node`: a disk, `memory`: shared memory).
 
-    A policy that evicts needs `usage`. Its budget is split among sets of 512 blocks, each changed under a lock of its
-    own, so that processes need no common account. A policy that never evicts needs neither.
+    A policy that evicts needs `usage`. Its budget is split among sets of neighbouring blocks, each changed under a lock
+    of its own, so that processes need no common account. A policy that never evicts needs neither.
 
     Args:
         name: node or memory; the counters carry it.
         budget_bytes: what this data set may take here.
         used_bytes: what it takes already. Where nothing is evicted, what other processes add later is not seen: the
             share of blocks that the policy admits is what bounds it.
-        num_blocks: of the data set.
+        num_blocks, num_bytes: of the data set.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Tier:
         budget_bytes: int,
         used_bytes: int,
         num_blocks: int,
+        num_bytes: int,
         recorder: Recorder,
         usage: UsageTable | None = None,
     ) -> None:
@@ -51,7 +53,7 @@ class Tier:
         self.policy = policy
         self.budget_bytes = budget_bytes
         self._used_bytes = used_bytes
-        self._num_blocks = num_blocks
+        self._sets = BudgetSets(num_blocks=num_blocks, num_bytes=num_bytes, budget_bytes=budget_bytes)
         self._recorder = recorder
         self._usage = usage
         self._lock = threading.Lock()
@@ -67,15 +69,15 @@ class Tier:
         if not self.policy.admits(block):
             return False
         if self._usage is not None:
-            return num_bytes <= self._set_budget_bytes(block // SET_BLOCKS)
+            return num_bytes <= self._sets.share_bytes(self._sets.blocks_beside(block))
         return self._used_bytes + num_bytes <= self.budget_bytes
 
     def has_room(self, block: int, num_bytes: int) -> bool:
         """Whether a block that the tier admits fits without another being dropped."""
         if self._usage is None:
             return True
-        held_bytes = sum(size - TRAILER_BYTES for _, size in self.blocks.sizes(block // SET_BLOCKS))
-        return held_bytes + num_bytes <= self._set_budget_bytes(block // SET_BLOCKS)
+        beside = self._sets.blocks_beside(block)
+        return sum(size for _, size in self._held(beside)) + num_bytes <= self._sets.share_bytes(beside)
 
     def open(self, block: int, num_bytes: int) -> memoryview | None:
         """The block's bytes, or None when it is not here."""
@@ -102,7 +104,8 @@ class Tier:
         if self._usage is None:
             return self._keep_for_good(block, data)
         # The lock spans the write: two processes that saw the same room would both fill it.
-        lock = lock_set(self.blocks.locks, block // SET_BLOCKS, wait_s=_SET_WAIT_S)
+        number = folders_of(self._sets.blocks_beside(block)).start
+        lock = lock_set(self.blocks.locks, number, wait_s=_SET_WAIT_S)
         if lock is None:
             self._recorder.add(f"{self.name}_set_timeouts")
             return False
@@ -129,32 +132,40 @@ class Tier:
 
     def _make_room(self, block: int, num_bytes: int, may_evict: bool) -> bool:
         assert self._usage is not None
-        number = block // SET_BLOCKS
-        entries, uses = self._entries(block)
-        excess_bytes = sum(entry.num_bytes for entry in entries) + num_bytes - self._set_budget_bytes(number)
+        beside = self._sets.blocks_beside(block)
+        entries, uses = self._entries(block, beside)
+        excess_bytes = sum(entry.num_bytes for entry in entries) + num_bytes - self._sets.share_bytes(beside)
         if excess_bytes <= 0:
             return True
         if not may_evict:
             return False
-        self._usage.age(number)
+        self._usage.age(beside)
         return self._evict(self.policy.victims(entries, excess_bytes, uses))
 
-    def _entries(self, block: int) -> tuple[list[Entry], int]:
+    def _entries(self, block: int, beside: range) -> tuple[list[Entry], int]:
         """What the block's set holds, and how often the block itself was used."""
         assert self._usage is not None
-        number = block // SET_BLOCKS
-        usage = self._usage.read_set(number)
+        usage = self._usage.read(beside)
         entries = [
             Entry(
                 block=kept,
-                num_bytes=size - TRAILER_BYTES,
-                last_use_s=usage[kept % SET_BLOCKS][0],
-                uses=usage[kept % SET_BLOCKS][1],
+                num_bytes=size,
+                last_use_s=float(usage["last_s"][kept - beside.start]),
+                uses=int(usage["uses"][kept - beside.start]),
             )
-            for kept, size in self.blocks.sizes(number)
+            for kept, size in self._held(beside)
             if kept != block
         ]
-        return entries, usage[block % SET_BLOCKS][1]
+        return entries, int(usage["uses"][block - beside.start])
+
+    def _held(self, blocks: range) -> list[tuple[int, int]]:
+        """(block, bytes) of what is kept of them."""
+        return [
+            (kept, size - TRAILER_BYTES)
+            for folder in folders_of(blocks)
+            for kept, size in self.blocks.sizes(folder)
+            if kept in blocks
+        ]
 
     def _evict(self, victims: Sequence[int]) -> bool:
         for victim in victims:
@@ -190,10 +201,8 @@ class Tier:
             # The disk is fuller than the budget knows. Where the policy evicts, room is made among its own.
             if error.errno not in _FULL or self._usage is None:
                 raise
-            if not self._evict(self.policy.victims(self._entries(block)[0], len(data))):
+            if not self._evict(
+                self.policy.victims(self._entries(block, self._sets.blocks_beside(block))[0], len(data))
+            ):
                 raise
             self.blocks.write(block, data)
-
-    def _set_budget_bytes(self, number: int) -> int:
-        in_set = min(SET_BLOCKS, self._num_blocks - number * SET_BLOCKS)
-        return self.budget_bytes * in_set // self._num_blocks

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dalipipe.cache.blockstore import SET_BLOCKS
+import numpy as np
+import numpy.typing as npt
 
 USAGE_NAME = "usage"
 _RECORD = struct.Struct("<dII")  # seconds since 1970, uses, unused
+_RECORDS = np.dtype([("last_s", "<f8"), ("uses", "<u4"), ("unused", "<u4")])
 _AGE_AT_MEAN_USES = 8
 
 
@@ -40,26 +42,27 @@ class UsageTable:
             record = _RECORD.pack(self._clock(), min(uses + 1, 2**32 - 1), 0)
             os.pwrite(self._descriptor, record, block * _RECORD.size)
 
-    def read_set(self, number: int) -> list[tuple[float, int]]:
-        """(time of last use, uses) of the 512 blocks of a set; zeros where there was none."""
+    def read(self, blocks: range) -> npt.NDArray[np.void]:
+        """[len(blocks)] with `last_s` (float64, time of last use) and `uses` (uint32); zeros where there was none."""
+        num_bytes = len(blocks) * _RECORD.size
         with self._lock:
             data = b""
             if self._descriptor >= 0:
-                data = os.pread(self._descriptor, SET_BLOCKS * _RECORD.size, number * SET_BLOCKS * _RECORD.size)
-        data = data.ljust(SET_BLOCKS * _RECORD.size, b"\0")
-        return [(last_s, uses) for last_s, uses, _ in _RECORD.iter_unpack(data)]
+                data = os.pread(self._descriptor, num_bytes, blocks.start * _RECORD.size)
+        return np.frombuffer(data.ljust(num_bytes, b"\0"), _RECORDS)
 
-    def age(self, number: int) -> None:
+    def age(self, blocks: range) -> None:
         """Halves the counts of a set once its blocks were used eight times each on average, so that what was hot long
         ago does not stay for ever (as in Einziger et al., "TinyLFU", 2017). The set's lock must be held."""
-        records = self.read_set(number)
-        known = sum(last_s > 0 for last_s, _ in records)
-        if sum(uses for _, uses in records) < _AGE_AT_MEAN_USES * max(known, 1):
+        records = self.read(blocks)
+        known = np.count_nonzero(records["last_s"])
+        if records["uses"].sum(dtype=np.int64) < _AGE_AT_MEAN_USES * max(known, 1):
             return
-        halved = b"".join(_RECORD.pack(last_s, uses // 2, 0) for last_s, uses in records)
+        halved = records.copy()
+        halved["uses"] //= 2
         with self._lock:
             if self._descriptor >= 0:
-                os.pwrite(self._descriptor, halved, number * SET_BLOCKS * _RECORD.size)
+                os.pwrite(self._descriptor, halved.tobytes(), blocks.start * _RECORD.size)
 
     def close(self) -> None:
         """Idempotent; later uses are not counted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dalipipe.cache.blockstore import SET_BLOCKS
 from dalipipe.order.signature import order_signature
 from dalipipe.shards.shape import DataShape
 from dalipipe.simulate.job import Job, Sample, ranks_are_apart, simulate
@@ -38,9 +37,6 @@ def hit_profile(job: Job, *, seed: int) -> HitProfile:
     node_bytes = job.shape.num_bytes * job.readers().node_share
     mean_bytes = job.shape.num_bytes / job.shape.num_blocks
     budget_bytes = sum(job.budgets.values())
-    # Each set of 512 blocks has its own part of the budget: too small for a block, it keeps none.
-    if budget_bytes * min(SET_BLOCKS, job.shape.num_blocks) // job.shape.num_blocks < mean_bytes:
-        return HitProfile(mean=0.0, parts=(0.0,) * _PARTS)
     blocks = max(1, min(_MOST_BLOCKS, int(node_bytes / mean_bytes)))
     share = min(1.0, budget_bytes / node_bytes)
     block_samples = job.shape.block_samples

@@ -171,6 +171,7 @@ def open_tiers(
                     budget_bytes=num_bytes,
                     used_bytes=num_bytes if keeps is not None else 0,
                     num_blocks=shape.num_blocks,
+                    num_bytes=shape.num_bytes,
                     recorder=recorder,
                     usage=UsageTable(own / USAGE_NAME, clock) if evicting is not None else None,
                 )

@@ -1,86 +1,29 @@
-"""Memory, node and pool together, and the policies that evict."""
+"""Memory, node and pool together."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dalipipe.cache.blockstore import BlockStore
-from dalipipe.cache.config import CacheConfig, MemoryConfig, PoolConfig, TierConfig, TiersConfig
+from dalipipe.cache.config import CacheConfig, MemoryConfig, TierConfig, TiersConfig
 from dalipipe.cache.inspect import clear, stat, verify
 from dalipipe.cache.mapping import resident_bytes
 from dalipipe.cache.open import open_cache
 from dalipipe.cache.readers import Readers
 from dalipipe.cache.tiered import TieredCache
-from dalipipe.cache.usage import UsageTable
-from dalipipe.cache.warm import warm
-from dalipipe.errors import ConfigError, IntegrityError, StorageError
+from dalipipe.errors import ConfigError, StorageError
 from dalipipe.shards.manifest import Manifest
 from dalipipe.storage.local import LocalStore
 from dalipipe.storage.store import StorageConfig
 from dalipipe.telemetry import Recorder
 from tests.contracts.cache import CacheContract
 from tests.support.lake import MemoryLake, image_set, open_folder
-
-NUM_SAMPLES = 800
-ALONE = Readers()
-
-
-@pytest.fixture
-def manifest() -> Manifest:
-    return open_folder(image_set(NUM_SAMPLES, num_bytes=60))
-
-
-@pytest.fixture
-def lake() -> MemoryLake:
-    return MemoryLake(image_set(NUM_SAMPLES, num_bytes=60))
-
-
-def configure(
-    root: Path,
-    *,
-    policy: str = "auto",
-    node: int | float | str = 0,
-    memory: int | float | str = 0,
-    pool: int | float | str = 0,
-    keep: bool = False,
-) -> CacheConfig:
-    return CacheConfig(
-        dir=str(root / "node"),
-        policy=policy,
-        tiers=TiersConfig(
-            node=TierConfig(capacity=node),
-            memory=MemoryConfig(capacity=memory, dir=str(root / "memory"), keep=keep),
-            pool=PoolConfig(url=str(root / "pool") if pool else "", capacity=pool),
-        ),
-    )
-
-
-def open_tiers(
-    manifest: Manifest, lake: MemoryLake, config: CacheConfig, *, readers: Readers = ALONE, **options: object
-) -> tuple[TieredCache, Recorder]:
-    recorder = Recorder()
-    url = config.tiers.pool.url
-    pool = LocalStore(url, StorageConfig()) if url else None
-    return open_cache(manifest, lake, config, recorder, pool=pool, readers=readers, **options), recorder  # type: ignore[arg-type]
-
-
-def scan(cache: TieredCache, manifest: Manifest, blocks: list[int] | None = None) -> list[str]:
-    tiers = []
-    folder = image_set(NUM_SAMPLES, num_bytes=60)
-    for block in range(manifest.num_blocks) if blocks is None else blocks:
-        with cache.get(block) as view:
-            assert bytes(view.memory) == folder.block(manifest, block)
-            tiers.append(view.tier)
-    return tiers
+from tests.unit.cache.tiers import NUM_SAMPLES, configure, open_tiers, scan
 
 
 class TestAllTiers(CacheContract):
@@ -103,12 +46,6 @@ class TestPassing(CacheContract):
 
     def make(self, manifest: Manifest, lake: MemoryLake) -> TieredCache:
         return open_tiers(manifest, lake, configure(self.directory, policy="stream"), readers=Readers(local_ranks=2))[0]
-
-
-class TestLru(TestAllTiers):
-    def make(self, manifest: Manifest, lake: MemoryLake) -> TieredCache:
-        config = configure(self.directory, policy="lru", node=manifest.num_bytes // 2)
-        return open_tiers(manifest, lake, config)[0]
 
 
 def test_tiers_are_exclusive_and_each_keeps_its_share(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
@@ -204,78 +141,6 @@ def test_the_last_job_of_a_node_frees_the_memory_unless_it_is_to_be_kept(
     assert clear(config).blocks == manifest.num_blocks
 
 
-def test_lru_keeps_the_latest_within_its_budget_and_counts_what_it_drops(
-    tmp_path: Path, manifest: Manifest, lake: MemoryLake
-) -> None:
-    config = configure(tmp_path, policy="lru", node=manifest.num_bytes // 2)
-    cache, recorder = open_tiers(manifest, lake, config)
-    scan(cache, manifest)
-    report = stat(config)
-    assert report.bytes <= manifest.num_bytes // 2
-    kept = {int(path.name) for path in (tmp_path / "node" / manifest.identity / "0").iterdir()}
-    assert kept == set(range(manifest.num_blocks - len(kept), manifest.num_blocks))
-    assert recorder.snapshot()["blocks_evicted.node"] == manifest.num_blocks - len(kept)
-    # A scan in the same order is the worst case: what is asked for was dropped a moment ago.
-    assert set(scan(cache, manifest)) == {"lake"}
-
-
-def test_lfu_holds_on_to_hot_blocks_and_replaces_nothing_in_a_scan(
-    tmp_path: Path, manifest: Manifest, lake: MemoryLake
-) -> None:
-    config = configure(tmp_path, policy="lfu", node=manifest.num_bytes // 4)
-    cache, recorder = open_tiers(manifest, lake, config)
-    for _ in range(3):
-        tiers = scan(cache, manifest)
-    assert "blocks_evicted.node" not in recorder.snapshot()
-    assert tiers.count("node") > 0.2 * manifest.num_blocks
-    hot = list(range(manifest.num_blocks - 12, manifest.num_blocks))
-    for _ in range(3):
-        for _ in range(4):
-            scan(cache, manifest, hot)
-        scan(cache, manifest)
-    assert scan(cache, manifest, hot) == ["node"] * len(hot)
-    assert stat(config).bytes <= manifest.num_bytes // 4
-
-
-def test_counts_are_shared_survive_and_age(tmp_path: Path) -> None:
-    clock = iter(range(1, 1000))
-    one, other = (UsageTable(tmp_path / "usage", clock=lambda: float(next(clock))) for _ in range(2))
-    for _ in range(3):
-        one.used(700)
-    other.used(700)
-    assert other.read_set(1)[700 - 512] == (4.0, 4)
-    other.age(1)
-    assert one.read_set(1)[700 - 512][1] == 4
-    for _ in range(5):
-        one.used(700)
-    one.age(1)
-    assert one.read_set(1)[700 - 512][1] == 4
-    one.close()
-    one.used(700)
-    one.close()
-    assert other.read_set(1)[700 - 512][1] == 4
-    assert other.read_set(0) == [(0.0, 0)] * 512
-
-
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        (("pin", 100), "one block"),
-        (("lru", 50_000), "12 blocks that the order has open"),
-        (("lfu", "50K"), "lower shuffle.window"),
-    ],
-)
-def test_a_budget_below_the_working_set_is_refused_with_the_numbers(
-    tmp_path: Path, manifest: Manifest, lake: MemoryLake, budget: tuple[str, int | str], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        open_tiers(
-            manifest, lake, configure(tmp_path, policy=budget[0], node=budget[1]), readers=Readers(working_blocks=12)
-        )
-    assert "cache.tiers.node.capacity" in str(caught.value)
-    assert "give at least" in str(caught.value)
-
-
 def test_a_wait_without_an_end_or_a_beginning_is_refused(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
     with pytest.raises(ConfigError, match=r"cache\.wait_s=0"):
         open_tiers(manifest, lake, CacheConfig(dir=str(tmp_path), wait_s=0))
@@ -326,70 +191,6 @@ def test_streamed_blocks_are_read_once_for_all_who_hold_them_and_leave_nothing(
     other.close()
     assert not list((tmp_path / "memory").iterdir())
     assert bytes(held.memory) == image_set(NUM_SAMPLES, num_bytes=60).block(manifest, 8)
-
-
-def test_a_full_disk_under_lru_evicts_its_own_before_it_gives_up(
-    tmp_path: Path, manifest: Manifest, lake: MemoryLake
-) -> None:
-    written = 0
-
-    def nearly_full(descriptor: int, data: memoryview) -> int:
-        nonlocal written
-        kept = sum(
-            path.stat().st_size for path in (tmp_path / "node").rglob("*") if path.name.isdigit() and path.is_file()
-        )
-        if kept > manifest.num_bytes // 8:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written += len(data)
-        return os.write(descriptor, data)
-
-    config = configure(tmp_path, policy="lru", node=0.5)
-    cache, recorder = open_tiers(manifest, lake, config, open_blocks=partial(BlockStore, write=nearly_full))
-    scan(cache, manifest)
-    counts = recorder.snapshot()
-    assert counts["blocks_evicted.node"] > 0
-    assert counts.get("node_write_failures", 0) == 0
-    assert scan(cache, manifest, [manifest.num_blocks - 1]) == ["node"]
-
-
-def test_warm_brings_what_is_kept_and_nothing_else(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
-    config = configure(tmp_path, node=int(0.4 * manifest.num_bytes))
-    cache, _ = open_tiers(manifest, lake, config)
-    seen: list[tuple[int, int]] = []
-    report = warm(cache, manifest, threads=3, progress=lambda done, total: seen.append((done, total)))
-    assert report.blocks == report.fetched_blocks == stat(config).blocks
-    assert report.bytes == stat(config).bytes
-    assert report.left_blocks == manifest.num_blocks - report.blocks
-    assert 0.35 < report.blocks / manifest.num_blocks <= 0.4
-    assert seen[-1][0] == seen[-1][1] == len(seen)
-    again = warm(cache, manifest)
-    assert (again.blocks, again.fetched_blocks) == (report.blocks, 0)
-    assert scan(cache, manifest).count("node") == report.blocks
-
-
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_warm_fills_a_tier_that_evicts_and_evicts_nothing(
-    tmp_path: Path, manifest: Manifest, lake: MemoryLake, policy: str
-) -> None:
-    cache, recorder = open_tiers(manifest, lake, configure(tmp_path, policy=policy, node=manifest.num_bytes // 2))
-    report = warm(cache, manifest)
-    assert 0.4 < report.blocks / manifest.num_blocks <= 0.5
-    assert "blocks_evicted.node" not in recorder.snapshot()
-
-
-def test_warm_says_what_it_cannot_do(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
-    with pytest.raises(ConfigError, match="nothing to warm"):
-        warm(open_tiers(manifest, lake, configure(tmp_path, policy="stream"))[0], manifest)
-    cache = open_tiers(manifest, lake, configure(tmp_path, node=0.5))[0]
-    with pytest.raises(ConfigError, match="threads=0"):
-        warm(cache, manifest, threads=0)
-    extent = manifest.extents(9)[0]
-    data = bytearray(lake.files[extent.shard])
-    data[extent.start] ^= 1
-    lake.files[extent.shard] = bytes(data)
-    with pytest.raises(IntegrityError, match=extent.shard):
-        warm(cache, manifest)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("dalipipe-warm")]
 
 
 def test_clear_takes_nothing_for_a_block_that_is_not_its_own(
