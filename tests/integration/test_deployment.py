@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,16 +229,18 @@ def _free_port_pair() -> int:
 
 def _wait_until_both_ranks_count(address: str, jobs: list[subprocess.Popen[bytes]], log: Path) -> None:
     """Until Prometheus has samples of two ranks, both of them above zero."""
-    deadline = time.monotonic() + 180
     query = f"http://{address}/api/v1/query?query=dalipipe_samples_total"
-    while True:
-        assert all(job.poll() is None for job in jobs), log.read_text(errors="replace")[-4000:]
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
+
+    def told() -> str:
+        return log.read_text(errors="replace")[-4000:]
+
+    def both_count() -> bool:
+        assert all(job.poll() is None for job in jobs), told()
         try:
             with urllib.request.urlopen(query, timeout=5) as answer:
                 found = json.load(answer)["data"]["result"]
         except OSError:
-            found = []
-        if len(found) == 2 and all(float(item["value"][1]) > 0 for item in found):
-            return
-        time.sleep(0.5)
+            return False
+        return len(found) == 2 and all(float(item["value"][1]) > 0 for item in found)
+
+    wait_until(both_count, told, timeout_s=180, every_s=0.5)

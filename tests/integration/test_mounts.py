@@ -23,6 +23,7 @@ from tests.conftest import NUM_IMAGES
 from tests.support.ceph import Ceph, ceph, make_bucket
 from tests.support.host import slowness
 from tests.support.seaweed import S3Server, s3_server
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,11 +54,7 @@ def mount(storage: StorageConfig, tmp_path: Path, server: S3Server) -> Iterator[
         words = [weed, "mount", f"-filer=127.0.0.1:{filer}", f"-dir={point}", "-filer.path=/buckets/ready"]
         process = subprocess.Popen(words, stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 60
-            while not os.path.ismount(point):
-                assert process.poll() is None, (tmp_path / "mount.log").read_text()
-                assert time.monotonic() < deadline, (tmp_path / "mount.log").read_text()
-                time.sleep(0.1)
+            wait_until(lambda: os.path.ismount(point), (tmp_path / "mount.log").read_text, process=process)
             yield point
         finally:
             subprocess.run(["fusermount3", "-u", "-z", str(point)], check=False, timeout=30)
@@ -71,10 +68,7 @@ def test_a_bucket_and_its_mount_hold_the_same_set(
     """Packed to the bucket, read through the mount; and the other way round."""
     config = PackConfig(shard_bytes="1MiB", block_bytes="64KiB", workers=1)
     pack(str(lake), "s3://ready/one", config, storage)
-    deadline = time.monotonic() + 60
-    while not (mount / "one/manifest.json").is_file():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until((mount / "one/manifest.json").is_file, "the manifest, seen through the mount,")
     pack(str(lake), str(mount / "two"), config, StorageConfig())
     ids = {}
     for number, url in enumerate(("s3://ready/one", str(mount / "one"), str(mount / "two"), "s3://ready/two")):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import listens, wait_until
 
 _TOOLS = ("ceph-mon", "ceph-osd", "ceph-mgr", "ceph-mds", "ceph-fuse", "radosgw", "radosgw-admin", "ceph")
 _CONFIG = """
@@ -95,7 +95,7 @@ def ceph(root: Path) -> Iterator[Ceph]:
         run("radosgw-admin", "-c", str(config), "user", "create", "--uid=t", "--display-name=t",
             "--access-key=test-access", "--secret=test-secret")  # fmt: skip
         start("radosgw", "-n", "client.rgw")
-        wait_until(lambda: _listens(gateway), "the RADOS gateway", timeout_s=90)
+        wait_until(lambda: listens(gateway), "the RADOS gateway", timeout_s=90)
         for pool in ("cephfs.meta", "cephfs.data"):
             run("ceph", "-c", str(config), "osd", "pool", "create", pool, "8")
         run("ceph", "-c", str(config), "fs", "new", "cfs", "cephfs.meta", "cephfs.data")
@@ -166,14 +166,6 @@ def _try(run: Callable[..., str], *words: str) -> str:
     with suppress(AssertionError, subprocess.TimeoutExpired):
         return run(*words)
     return ""
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_ports(num_ports: int) -> list[int]:

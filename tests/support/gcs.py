@@ -24,6 +24,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from tests.support.protocols import Base, running
+from tests.support.waiting import wait_until
 
 TOKEN = "a-bearer-token"
 
@@ -49,12 +50,13 @@ def gcs_emulator(folder: Path, objects: Mapping[str, bytes], *, timeout_s: float
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            deadline_s = time.monotonic() + timeout_s
             bucket = json.dumps({"name": "bucket"}).encode()
-            while not _post(f"http://{host}/storage/v1/b", bucket, "application/json"):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline_s, (folder / "log").read_text()
-                time.sleep(0.05)
+            wait_until(
+                lambda: _post(f"http://{host}/storage/v1/b", bucket, "application/json"),
+                (folder / "log").read_text,
+                timeout_s=timeout_s,
+                process=process,
+            )
             for key, data in objects.items():
                 url = f"http://{host}/upload/storage/v1/b/bucket/o?uploadType=media&name={quote(key, safe='')}"
                 assert _post(url, data, "application/octet-stream")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import listens, wait_until
 
 _CONFIG = """
 daemon off; worker_processes 1; pid {run}/pid; error_log {run}/error.log; user root;
@@ -37,15 +38,7 @@ def nginx(root: Path, run: Path, *, directives: str = "") -> Iterator[str]:
     config.write_text(_CONFIG.format(run=run, root=root, port=port, directives=directives))
     process = subprocess.Popen([binary, "-c", str(config), "-p", str(run), "-e", str(run / "error.log")])
     try:
-        deadline_s = time.monotonic() + 10
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    pytest.fail(f"nginx did not come up: {(run / 'error.log').read_text()[-1000:]}")
-                time.sleep(0.02)
+        wait_until(lambda: listens(port), lambda: f"nginx: {(run / 'error.log').read_text()[-1000:]}", process=process)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import listens, wait_until
 
 PASSWORD = "pa/ss word"
 SHARE = "lake"
@@ -115,7 +115,7 @@ def samba(root: Path, *, strangers: str = "never") -> Iterator[Samba]:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         server = Samba(port=port, user=user, shared=root / "share", process=process)
         try:
-            wait_until(lambda: _listens(port), (root / "smbd.out").read_text, process=process)
+            wait_until(lambda: listens(port), (root / "smbd.out").read_text, process=process)
             yield server
         finally:
             server.go_on()
@@ -137,11 +137,3 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return []
     return [int(word) for word in found.split()]
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True

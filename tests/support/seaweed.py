@@ -7,13 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,14 @@ def s3_server(folder: Path, *, timeout_s: float = 110.0) -> Iterator[S3Server]:
             server = S3Server(
                 endpoint_url=f"http://127.0.0.1:{s3}", access_key=server.access_key, secret_key=server.secret_key
             )
-            _wait_until_ready(server, process, folder / "log", time.monotonic() + timeout_s)
+            _wait_until_ready(server, process, folder / "log", timeout_s)
             yield server
         finally:
             process.kill()
             process.wait(10)
 
 
-def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
     """The HTTP port answers seconds before the first write works, so the first write is the sign."""
     import obstore
     from obstore.exceptions import BaseError
@@ -72,14 +73,20 @@ def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: P
         client_options={"allow_http": True, "timeout": "5s"},
         retry_config={"max_retries": 0},
     )
-    while True:
+    refusals: list[Exception] = []
+
+    def takes_a_write() -> bool:
         try:
             obstore.put(store, "ready", b"1")
-            return
         except (BaseError, OSError) as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the S3 server did not come up: {error}\n{log.read_text()[-2000:]}")
-            time.sleep(0.1)
+            refusals.append(error)
+            return False
+        return True
+
+    def told() -> str:
+        return f"the S3 server ({refusals[-1:]}, {log.read_text()[-2000:]})"
+
+    wait_until(takes_a_write, told, timeout_s=timeout_s, process=process, every_s=0.1)
 
 
 def _free_ports(num_ports: int) -> list[int]:

@@ -118,11 +118,12 @@ def test_state_after_break_continues_the_broken_epoch(loader: Loader) -> None:
         assert steps(resumed) == [5, 6, 7, 8, 9]
 
 
-def test_state_is_small_and_counts_delivered_batches_only(loader: Loader) -> None:
-    batches = iter(loader)
-    next(batches)
-    time.sleep(0.05)  # let the feeder run ahead: it must not show
-    state = loader.state_dict()
+def test_state_is_small_and_counts_delivered_batches_only() -> None:
+    asked: list[int] = []
+    with make(lambda epoch, step: asked.append(step)) as loader:
+        next(iter(loader))
+        wait_until(lambda: len(asked) > 2, "the feeder's running ahead")  # which must not show
+        state = loader.state_dict()
     assert (state["epoch"], state["step"]) == (0, 1)
     assert len(json.dumps(state)) < 1024
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def test_ray_packs_the_same_bytes_though_a_worker_is_killed(cluster, lakes, tmp_
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
                 return
-            time.sleep(0.003)
+            stop.wait(0.003)
 
     killer = threading.Thread(target=kill_one)
     try:

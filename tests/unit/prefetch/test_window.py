@@ -27,6 +27,7 @@ from dalipipe.telemetry import Recorder
 from tests.contracts.prefetcher import BATCH_SIZE, PrefetcherContract, check_bytes, orders_of
 from tests.support.lake import MemoryLake, image_set, open_folder
 from tests.support.shards import Folder
+from tests.support.waiting import wait_until
 
 
 def start_prefetcher(
@@ -145,10 +146,8 @@ def test_a_slow_consumer_is_told_from_a_slow_lake(manifest: Manifest, lake: Memo
     try:
         prefetcher.next().release()
         for _ in range(3):
-            deadline_s = time.monotonic() + 10
-            while not prefetcher.is_full() and time.monotonic() < deadline_s:
-                time.sleep(0.005)
-            time.sleep(0.05)
+            wait_until(prefetcher.is_full, "a full window")
+            time.sleep(0.05)  # the slow consumer
             prefetcher.next().release()
     finally:
         prefetcher.close()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -149,24 +150,29 @@ def _expect(store: Store, kind: type[Exception]) -> BaseException | None:
     return None
 
 
+def _has(answers: list[int], least: int) -> bool:
+    return len(answers) >= least
+
+
 def test_reads_that_meet_close_are_told_of_it_and_of_nothing_else() -> None:
     """Whether a read waits for its place, for its answer, or counts what came."""
     ended: list[BaseException] = []
 
-    def read_on(store: Store) -> None:
+    def read_on(store: Store, answers: list[int]) -> None:
         try:
             while True:
-                store.read("x", 0, 1000)
+                answers.append(len(store.read("x", 0, 1000)))
         except DalipipeError as error:
             ended.append(error)
 
     for number in range(20):
+        answers: list[int] = []
         store = open_store(f"memory://closing-{number}", StorageConfig(concurrency=4))
         store.put("x", bytes(1000))
-        readers = [threading.Thread(target=read_on, args=(store,)) for _ in range(8)]
+        readers = [threading.Thread(target=read_on, args=(store, answers)) for _ in range(8)]
         for reader in readers:
             reader.start()
-        time.sleep(0.01)
+        wait_until(partial(_has, answers, 10 + number), "answers to some reads")
         store.close()
         for reader in readers:
             reader.join(10)
