@@ -40,8 +40,17 @@ class FileLock:
         except FileNotFoundError:
             return False
 
+    def add(self, offset: int) -> bool:
+        """Locks another byte of the same file, without waiting; False while another holder excludes it."""
+        return try_lock(self._descriptor, offset)
+
+    def give(self, offset: int) -> None:
+        """Gives one byte back before the rest."""
+        if self._descriptor >= 0:
+            unlock(self._descriptor, offset)
+
     def release(self) -> None:
-        """Gives the lock back. Idempotent."""
+        """Gives the lock back, with all bytes that were added. Idempotent."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1

@@ -63,5 +63,8 @@ class CacheConfig:
     """`pin` (never evict: a hash-chosen part of the set stays), `lru` and `lfu` (for sets with hot samples), `stream`
     (use and drop), `auto` (`pin`, or `lfu` where `data.repeat` makes samples hot)."""
     tiers: TiersConfig = field(default_factory=TiersConfig)
+    request_bytes: int | float | str = "8MiB"
+    """Neighbouring blocks of a shard that are wanted at the same time are read from the lake by one request of at most
+    so many bytes; 0 reads each alone."""
     wait_s: float = 60.0
     """How long a reader waits for another process that is bringing the same block, before it is an error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -44,6 +44,25 @@ class Cache(Protocol):
             StorageError: the lake cannot be read.
             CacheTimeoutError: another process has been bringing the block for longer than the deadline.
         """
+
+    def get_run(self, blocks: Sequence[int], deliver: Callable[[int, BlockView], None]) -> None:
+        """As `get` of the first of `blocks`, with as many of those after it as one request of the lake brings along:
+        they lie one behind the other in a shard, none is near, and nobody else is bringing it.
+
+        Args:
+            deliver: called in this thread with each block that came and its view, the first one first; must not raise.
+                A block that it is not called with is left to a `get` of its own, which tells what was wrong with it.
+
+        Raises as `get`, for the first; nothing was delivered then.
+        """
+
+    @property
+    def request_bytes(self) -> int:
+        """What one request of the lake for several blocks may bring at most; 0: each block has its own."""
+
+    def together(self, blocks: Sequence[int]) -> Sequence[int]:
+        """The first of `blocks`, and those after it that `get_run` would bring with it if nobody else came first. May
+        read an index. Raises ManifestError or StorageError when that cannot be had."""
 
     def request(self, blocks: Sequence[int], need_by: Sequence[int]) -> None:
         """Announces blocks (in order of need; `need_by` = the step that reads each). A hint: it never blocks."""

@@ -45,25 +45,48 @@ class Flights:
         Raises what the read raises, for all that wait for it, and CacheTimeoutError when another thread's read takes
         longer than the deadline.
         """
+        while True:
+            with self._lock:
+                flight = self._flights.get(block)
+                leads = flight is None
+                if flight is None:
+                    flight = self._flights[block] = _Flight()
+                else:
+                    flight.holders += 1
+            if leads:
+                return self._lead(block, flight, read), False
+            if not flight.landed.wait(self._wait_s):
+                self.release(block)
+                raise CacheTimeoutError(
+                    f"waited {self._wait_s:g} s for block {block}, which another thread of this process is reading "
+                    "from the lake; raise cache.wait_s, or lower storage.request_timeout_s"
+                )
+            if flight.data is not None:
+                return flight.data, True
+            if flight.error is not None:
+                raise flight.error
+            # Whoever read it with others gave it up.
+
+    def begin(self, block: int) -> bool:
+        """Whether this thread is to read the block, since nobody reads or holds it; ends by `land` or `abandon`."""
         with self._lock:
-            flight = self._flights.get(block)
-            leads = flight is None
-            if flight is None:
-                flight = self._flights[block] = _Flight()
-            else:
-                flight.holders += 1
-        if leads:
-            return self._lead(block, flight, read), False
-        if not flight.landed.wait(self._wait_s):
-            self.release(block)
-            raise CacheTimeoutError(
-                f"waited {self._wait_s:g} s for block {block}, which another thread of this process is reading from "
-                "the lake; raise cache.wait_s, or lower storage.request_timeout_s"
-            )
-        if flight.data is None:
-            assert flight.error is not None
-            raise flight.error
-        return flight.data, True
+            if block in self._flights:
+                return False
+            self._flights[block] = _Flight()
+            return True
+
+    def land(self, block: int, data: Fetched) -> None:
+        """The bytes of a block that was begun; it needs one `release`, as after `get`."""
+        with self._lock:
+            flight = self._flights[block]
+        flight.data = data
+        flight.landed.set()
+
+    def abandon(self, block: int) -> None:
+        """A block that was begun did not come; whoever waits for it reads it alone."""
+        with self._lock:
+            flight = self._flights.pop(block)
+        flight.landed.set()
 
     def release(self, block: int) -> None:
         """Ends one hold; with the last one the bytes are let go."""

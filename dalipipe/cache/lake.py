@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,8 @@ from dalipipe.telemetry import Recorder, Stage
 
 if TYPE_CHECKING:
     from dalipipe.storage.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 class Extent(Protocol):
@@ -56,10 +59,18 @@ class BlockMap(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A block's bytes, read-only, and where they came from: lake or pool."""
+    """A block's bytes, read-only, and where they came from: lake or pool.
+
+    is_cut: they are a part of the answer to a request for several blocks, and keep all of it from being freed.
+    """
 
     data: memoryview
     tier: str
+    is_cut: bool = False
+
+    def apart(self) -> Fetched:
+        """The same in memory of its own, for a block that may be held longer than its neighbours."""
+        return Fetched(memoryview(bytes(self.data)), self.tier) if self.is_cut else self
 
 
 class LakeReader:
@@ -100,18 +111,59 @@ class LakeReader:
                 at += num_bytes
         return buffer.toreadonly()
 
+    def read_run(self, run: Sequence[int]) -> dict[int, memoryview]:
+        """Reads blocks that lie one behind the other in one shard by one request.
+
+        Args:
+            run: see `runs.run_of`; at least two.
+
+        Returns: the bytes of the first and of the others, read-only, cut from one buffer. Others that came damaged, or
+            did not come as the request failed, are missing: each is then to be read alone, and tells its own error.
+
+        Raises:
+            IntegrityError, StorageError: the first could not be had, also not alone.
+        """
+        extents = {block: self._manifest.extents(block)[0] for block in run}
+        begin = extents[run[0]].start
+        found: dict[int, memoryview] = {}
+        try:
+            with self._recorder.span(Stage.LAKE):
+                data = self._read_joined(extents[run[0]].shard, begin, extents[run[-1]].stop)
+                for block, extent in extents.items():
+                    piece = data[extent.start - begin : extent.stop - begin]
+                    digest = digest64(piece)
+                    if self._stated(extent, digest) in (digest, NO_DIGEST):
+                        found[block] = piece
+        except StorageTimeoutError:
+            raise  # it took all the time that there was
+        except StorageError as error:
+            _log.debug("blocks %d to %d did not come together: %s", run[0], run[-1], error)
+        if run[0] not in found:
+            self._recorder.add("retries")
+            found = {run[0]: self.read(run[0]), **found}
+        return found
+
+    def _read_joined(self, key: str, start: int, stop: int) -> memoryview:
+        into = None if self._hands_over else np.empty(stop - start, np.uint8).data
+        data = self._store.read(key, start, stop, into=into)
+        self._recorder.add("bytes_read.lake", len(data))
+        return data.toreadonly()
+
+    def _stated(self, extent: Extent, found: int) -> int:
+        """The digest that the part must have: the manifest's, else that of the first read, which this may be."""
+        if extent.digest != NO_DIGEST or self._first is None:
+            return extent.digest
+        return self._first.keep(extent.part, found)
+
     def _read_checked(self, extent: Extent, into: memoryview | None = None) -> memoryview:
         key, stated, found = extent.shard, extent.digest, 0
-        if stated == NO_DIGEST and self._first is not None:
-            stated = self._first.get(extent.part)
         for attempt in range(2):
             if attempt:
                 self._recorder.add("retries")
             data = self._read_extent(key, extent, into)
             self._recorder.add("bytes_read.lake", len(data))
             found = digest64(data)
-            if stated == NO_DIGEST and self._first is not None:
-                stated = self._first.keep(extent.part, found)
+            stated = self._stated(extent, found)
             if stated in (found, NO_DIGEST):
                 return data
         where = f"bytes [{extent.start}, {extent.stop}) of {self._store.url}/{key} have xxh3-64 {found:016x}"

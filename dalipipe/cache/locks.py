@@ -60,6 +60,16 @@ def lock_block(
     return lock
 
 
+def lock_another(lock: FileLock, block: int) -> bool:
+    """Adds the lock of `block` to one that is held, without waiting; False while somebody else has it."""
+    return lock.add(block % _NUM_BYTES)
+
+
+def unlock_block(lock: FileLock, block: int) -> None:
+    """Gives back the lock of one block of several; what comes later releases the rest."""
+    lock.give(block % _NUM_BYTES)
+
+
 def lock_set(path: Path, number: int, *, wait_s: float) -> FileLock | None:
     """The right to change which blocks of set `number` are kept; None when it was not had within `wait_s` seconds."""
     return wait_for(path, _SETS_AT + number % _NUM_BYTES, fcntl.F_WRLCK, wait_s)

@@ -36,8 +36,9 @@ from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.usage import USAGE_NAME, UsageTable
 from dalipipe.errors import CacheError, ConfigError
 from dalipipe.filelocks import FileLock, open_file
+from dalipipe.storage.ranges import PART_BYTES
 from dalipipe.telemetry import Recorder
-from dalipipe.units import format_bytes, parse_capacity
+from dalipipe.units import format_bytes, parse_bytes, parse_capacity
 
 if TYPE_CHECKING:
     from dalipipe.storage.store import Store
@@ -76,6 +77,11 @@ def open_cache(
             raise ConfigError(f"cache.policy={config.policy!r} is not available; choose one of {', '.join(POLICIES)}")
         if not config.wait_s > 0:
             raise ConfigError(f"cache.wait_s={config.wait_s} must be more than 0 seconds")
+        if parse_bytes(config.request_bytes, "cache.request_bytes") > PART_BYTES:
+            raise ConfigError(
+                f"cache.request_bytes={config.request_bytes!r} must be at most {format_bytes(PART_BYTES)} "
+                f"({PART_BYTES} bytes), the largest single request; 0 reads each block alone"
+            )
         return _Opening(
             manifest, store, config, recorder, pool=pool, readers=readers or Readers(), open_blocks=open_blocks
         ).open()
@@ -138,6 +144,7 @@ class _Opening:
             wait_s=self._config.wait_s,
             recorder=self._recorder,
             about=about,
+            request_bytes=parse_bytes(self._config.request_bytes, "cache.request_bytes"),
             passing=self._open_passing(tiers),
             on_close=self._leave,
         )

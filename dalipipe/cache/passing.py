@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from dalipipe.cache.blockstore import BlockStore
 from dalipipe.cache.lake import Fetched
-from dalipipe.cache.locks import Holds
+from dalipipe.cache.locks import Holds, lock_another, unlock_block
 from dalipipe.errors import ClosedError
+from dalipipe.filelocks import FileLock
 from dalipipe.telemetry import Recorder
 
 _PAUSE_S = 0.001
@@ -36,8 +37,9 @@ class PassingBlocks:
         """Whether some process of the node holds the block just now."""
         return self._blocks.contains(block)
 
-    def get(self, block: int, num_bytes: int, read: Callable[[int], Fetched]) -> Fetched:
-        """The block, read by whoever on the node is first. Each block that was got needs one `release`."""
+    def get(self, block: int, num_bytes: int, read: Callable[[FileLock], Fetched]) -> Fetched:
+        """The block, read by whoever on the node is first; `read` gets the block's lock. Each block that was got needs
+        one `release`."""
         self._hold(block)
         try:
             while True:
@@ -51,12 +53,28 @@ class PassingBlocks:
                     shared = self._blocks.open(block, num_bytes)
                     if shared is not None:
                         return Fetched(shared, "memory")
-                    return self._put(block, read(block))
+                    return self._put(block, read(lock))
                 finally:
                     lock.release()
         except BaseException:
             self.release(block)
             raise
+
+    def begin(self, block: int, lock: FileLock) -> bool:
+        """Whether a block is to be read with the one whose lock is held, since nobody else on the node reads or holds
+        it. Its own lock is taken without waiting and ends with the other; it needs `finish` or `release`."""
+        if self._closed or not self._holds.add(block):
+            return False
+        if lock_another(lock, block):
+            if not self._blocks.contains(block):
+                return True
+            unlock_block(lock, block)
+        self.release(block)
+        return False
+
+    def finish(self, block: int, fetched: Fetched) -> Fetched:
+        """Shares a block that was begun."""
+        return self._put(block, fetched)
 
     def offer(self, block: int, fetched: Fetched) -> Fetched:
         """Shares a block that was just read under the block's lock. It needs one `release`, as after `get`."""
@@ -109,7 +127,7 @@ class PassingBlocks:
             if shared is not None:
                 return Fetched(shared, fetched.tier)
         self._recorder.add("passing_write_failures")
-        return fetched
+        return fetched.apart()
 
 
 def _numbers(blocks: BlockStore) -> list[int]:

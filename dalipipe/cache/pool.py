@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,16 +129,31 @@ class PooledReader:
         self._pool = pool
         self._first = first
 
-    def read(self, block: int) -> Fetched:
-        """The block's bytes and where they came from. Raises as `LakeReader.read`."""
+    def read(self, run: Sequence[int]) -> dict[int, Fetched]:
+        """The bytes of blocks and where they came from: of the first in any case, of the others as far as the pool
+        lacks them and they come whole with one request; see `LakeReader.read_run`. Raises as `LakeReader.read`.
+
+        What came from the lake is to be given to `fill` once whoever waits for it has it.
+        """
+        first, lacking = run[0], run
         if self._pool is not None:
-            data = self._pool.read(block, self._manifest.block_bytes(block), lambda data: self._agrees(block, data))
-            if data is not None:
-                return Fetched(data, "pool")
-        fetched = Fetched(self._lake.read(block), "lake")
+            for place, block in enumerate(run):
+                data = self._from_pool(self._pool, block)
+                if data is not None:
+                    if block == first:
+                        return {first: Fetched(data, "pool")}
+                    lacking = run[:place]
+                    break
+        if len(lacking) == 1:
+            return {first: Fetched(self._lake.read(first), "lake")}
+        return {block: Fetched(data, "lake", is_cut=True) for block, data in self._lake.read_run(lacking).items()}
+
+    def fill(self, found: Mapping[int, Fetched]) -> None:
+        """Gives what came from the lake to the pool."""
         if self._pool is not None:
-            self._pool.put(block, fetched.data)
-        return fetched
+            for block, fetched in found.items():
+                if fetched.tier == "lake":
+                    self._pool.put(block, fetched.data)
 
     def close(self) -> None:
         """Idempotent."""
@@ -146,6 +161,9 @@ class PooledReader:
             self._pool.close()
         if self._first is not None:
             self._first.close()
+
+    def _from_pool(self, pool: Pool, block: int) -> memoryview | None:
+        return pool.read(block, self._manifest.block_bytes(block), lambda data: self._agrees(block, data))
 
     def _agrees(self, block: int, data: memoryview) -> bool:
         return self._first is None or self._first.agrees(self._manifest.extents(block), data)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate, takewhile
 
-from dalipipe.cache.flights import Flights
 from dalipipe.cache.lake import BlockMap, Fetched
+from dalipipe.cache.locks import lock_another, unlock_block
 from dalipipe.cache.passing import PassingBlocks
 from dalipipe.cache.pool import PooledReader
+from dalipipe.cache.runs import run_of
+from dalipipe.cache.streamed import StreamedBlocks
 from dalipipe.cache.tier import Tier
 from dalipipe.cache.view import HeldView
-from dalipipe.errors import CacheError, CacheTimeoutError, ClosedError, StorageError
+from dalipipe.errors import CacheError, CacheTimeoutError, ClosedError, DalipipeError, StorageError
+from dalipipe.filelocks import FileLock
+from dalipipe.storage.ranges import PART_BYTES
 from dalipipe.telemetry import Recorder
+
+_log = logging.getLogger(__name__)
 
 # Times that a block may come and vanish again (a `cache clear` in a loop) before it is read past the tiers.
 _MAX_VANISHED = 16
@@ -24,6 +32,8 @@ class TieredCache:
     Args:
         source: the pool and the lake.
         tiers: of this node, the nearest first; exclusive by their policies.
+        request_bytes: neighbours that are wanted together are read by one request of at most so many bytes; 0: each
+            alone.
         passing: shares blocks that no tier keeps with the other processes of the node; None keeps them to this one.
         on_close: called once by `close`.
     """
@@ -37,6 +47,7 @@ class TieredCache:
         wait_s: float,
         recorder: Recorder,
         about: str,
+        request_bytes: int = PART_BYTES,
         passing: PassingBlocks | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -46,9 +57,15 @@ class TieredCache:
         self._wait_s = wait_s
         self._recorder = recorder
         self._about = about
-        self._passing = passing
+        self._request_bytes = request_bytes
         self._on_close = on_close
-        self._flights = Flights(wait_s, self._landed)
+        self._streamed = StreamedBlocks(
+            passing,
+            wait_s=wait_s,
+            recorder=recorder,
+            block_bytes=manifest.block_bytes,
+            belongs=lambda block: self._home(block) is not None or self.is_kept(block),
+        )
         self._closed = False
 
     def describe(self) -> str:
@@ -65,36 +82,54 @@ class TieredCache:
             CacheError: a folder of the node cannot be read.
             ClosedError: `close` was called.
         """
+        got: list[HeldView] = []
+        self.get_run([block], lambda _block, view: got.append(view))
+        return got[0]
+
+    def get_run(self, blocks: Sequence[int], deliver: Callable[[int, HeldView], None]) -> None:
+        """Delivers the first of `blocks`, and those that come with it; see `Cache.get_run`. Raises as `get`."""
+        first = blocks[0]
         if self._closed:
-            raise ClosedError(f"block {block} was asked of a closed cache")
-        if not 0 <= block < self._manifest.num_blocks:
-            raise IndexError(f"block {block} is not in [0, {self._manifest.num_blocks})")
+            raise ClosedError(f"block {first} was asked of a closed cache")
+        if not 0 <= first < self._manifest.num_blocks:
+            raise IndexError(f"block {first} is not in [0, {self._manifest.num_blocks})")
         try:
-            view = self._from_tiers(block)
+            view = self._from_tiers(first)
             if view is not None:
-                return view
-            home = self._home(block)
-            if home is not None:
-                view = self._bring(block, home)
+                deliver(first, view)
+                return
+            home = self._home(first)
+            if home is not None and self._bring(blocks, home, deliver):
+                return
         except (CacheTimeoutError, StorageError):
             raise  # both are builtins too: a refusal by the lake is a PermissionError
         except PermissionError as error:
             raise CacheError(
-                f"block {block} cannot be read in {self._tiers[0].blocks.folder}: {error}; let this user read and "
+                f"block {first} cannot be read in {self._tiers[0].blocks.folder}: {error}; let this user read and "
                 "write the folder, or choose another cache.dir"
             ) from error
-        return view or self._stream(block)
+        # One that has a home and came to no tier is passing by: whoever holds it has it already.
+        run = self._run_of(blocks) if home is None else [first]
+        self._source.fill(self._streamed.get_run(run, self._read, deliver))
+
+    @property
+    def request_bytes(self) -> int:
+        """See `Cache.request_bytes`."""
+        return self._request_bytes
+
+    def together(self, blocks: Sequence[int]) -> list[int]:
+        """See `Cache.together`."""
+        run = [blocks[0]]
+        if len(blocks) > 1 and self._request_bytes and not self.contains(blocks[0]):
+            run = run_of(self._manifest, blocks, self._request_bytes)
+        return run[:1] + list(takewhile(lambda block: not self.contains(block), run[1:]))
 
     def request(self, blocks: Sequence[int], need_by: Sequence[int]) -> None:
         """Takes no action: a tier answers a `get` at once, and the lake is what the prefetcher's threads wait for."""
 
     def contains(self, block: int) -> bool:
         """Whether `get` would be answered without the lake or the pool just now."""
-        return (
-            self._flights.contains(block)
-            or self.is_kept(block)
-            or (self._passing is not None and self._passing.contains(block))
-        )
+        return self.is_kept(block) or self._streamed.contains(block)
 
     @property
     def has_tiers(self) -> bool:
@@ -109,33 +144,41 @@ class TieredCache:
         """Whether a tier of this node has the block."""
         return any(tier.blocks.contains(block) for tier in self._tiers)
 
-    def bring(self, block: int) -> bool:
-        """Brings the block into its tier if there is room without dropping another; whether it is there now.
+    def bring(self, blocks: Sequence[int]) -> dict[int, bool]:
+        """Brings the first of `blocks`, and those that come with it, into their tier if there is room without dropping
+        others. Returns: which were dealt with, the first in any case, and whether each is there now.
 
         Raises as `get`.
         """
-        num_bytes = self._manifest.block_bytes(block)
-        home = self._home(block)
-        if not self.is_kept(block) and home is not None and home.has_room(block, num_bytes):
-            view = self._bring(block, home, may_evict=False)
-            if view is not None:
-                view.release()
-        return self.is_kept(block)
+        first = blocks[0]
+        dealt = {first: False}
+
+        def deliver(block: int, view: HeldView) -> None:
+            view.release()
+            dealt[block] = False
+
+        home = self._home(first)
+        if home is not None and not self.is_kept(first):
+            sizes = accumulate(self._manifest.block_bytes(block) for block in self.together(blocks))
+            roomy = [block for block, num_bytes in zip(blocks, sizes, strict=False) if home.has_room(block, num_bytes)]
+            if roomy[:1] == [first]:
+                self._bring(roomy, home, deliver, may_evict=False)
+        return {block: self.is_kept(block) for block in dealt}
 
     def close(self) -> None:
         """Ends this process's use; held views stay valid and other processes are untouched. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        if self._passing is not None:
-            self._passing.close()
+        self._streamed.close()
         for tier in self._tiers:
             tier.close()
         self._source.close()
         self._on_close()
 
-    def _home(self, block: int) -> Tier | None:
-        num_bytes = self._manifest.block_bytes(block)
+    def _home(self, block: int, beside_bytes: int = 0) -> Tier | None:
+        """The tier that keeps the block, `beside_bytes` having come first."""
+        num_bytes = beside_bytes + self._manifest.block_bytes(block)
         return next((tier for tier in self._tiers if tier.admits(block, num_bytes)), None)
 
     def _from_tiers(self, block: int) -> HeldView | None:
@@ -144,63 +187,96 @@ class TieredCache:
         for tier in self._tiers:
             memory = tier.open(block, num_bytes)
             if memory is not None:
-                return self._mapped(memory, tier, tier.name)
+                return _mapped(memory, tier, tier.name)
         return None
 
-    def _bring(self, block: int, home: Tier, *, may_evict: bool = True) -> HeldView | None:
+    def _bring(
+        self,
+        blocks: Sequence[int],
+        home: Tier,
+        deliver: Callable[[int, HeldView], None],
+        *,
+        may_evict: bool = True,
+    ) -> bool:
+        """Delivers the first of `blocks` from its tier, read into it if need be with others; False where that did not
+        come about."""
+        first = blocks[0]
         for _ in range(_MAX_VANISHED):
             started_s = time.perf_counter()
-            lock = home.blocks.lock(block, self._wait_s)
+            lock = home.blocks.lock(first, self._wait_s)
             self._recorder.add(f"lock_wait_s.{home.name}", time.perf_counter() - started_s)
             try:
-                view = self._from_tiers(block)
-                if view is not None:
-                    return view
-                if lock is None:
-                    continue
-                if self._is_passing(block):
-                    return None
-                fetched = self._read(block)
-                home.used(block)
-                kept = home.keep(block, fetched.data, may_evict=may_evict)
+                view = self._from_tiers(first)
+                if view is None and lock is not None:
+                    if self._streamed.contains(first):
+                        return False
+                    found = self._read(self._lock_run(blocks, home, lock))
+                    self._keep(found, home, lock, deliver, may_evict=may_evict)
             finally:
                 if lock is not None:
                     lock.release()
-            if not kept:
-                return self._stream(block, fetched)
-            # The page cache holds the bytes now, so the buffer of the fetch is freed instead of held twice.
-            mapped = home.blocks.open(block, len(fetched.data))
-            return self._stream(block, fetched) if mapped is None else self._mapped(mapped, home, fetched.tier)
-        return None
+            if view is not None:
+                deliver(first, view)
+                return True
+            if lock is not None:
+                self._source.fill(found)
+                return True
+        return False
 
-    @staticmethod
-    def _mapped(memory: memoryview, tier: Tier, came_from: str) -> HeldView:
-        # Where blocks are evicted, a view may be all that keeps a dropped file's space from being free.
-        return HeldView(memory, came_from, held_bytes=len(memory) if tier.evicts else 0)
+    def _lock_run(self, blocks: Sequence[int], home: Tier, lock: FileLock) -> list[int]:
+        """The first of `blocks`, whose lock is held, and those to be read with it, locked as well: up to the first that
+        somebody else brings, that is here, or that does not belong here. Nothing is waited for, so nobody can wait for
+        each other."""
+        run = self._run_of(blocks)
+        num_bytes = self._manifest.block_bytes(run[0])
+        for place, block in enumerate(run[1:], 1):
+            if self._home(block, num_bytes) is not home or not lock_another(lock, block):
+                return run[:place]
+            if self.contains(block):
+                unlock_block(lock, block)
+                return run[:place]
+            num_bytes += self._manifest.block_bytes(block)
+        return run
 
-    def _stream(self, block: int, read_already: Fetched | None = None) -> HeldView:
-        fetched, shared = self._flights.get(block, lambda _block: self._pass(block, read_already))
-        num_bytes = len(fetched.data)
-        tier = "memory" if shared else fetched.tier
-        if tier == "memory":
-            self._recorder.add("blocks_hit.memory")
-            self._recorder.add("bytes_read.memory", num_bytes)
-        return HeldView(fetched.data, tier, held_bytes=num_bytes, on_release=lambda: self._flights.release(block))
+    def _keep(
+        self,
+        found: dict[int, Fetched],
+        home: Tier,
+        lock: FileLock,
+        deliver: Callable[[int, HeldView], None],
+        *,
+        may_evict: bool,
+    ) -> None:
+        """Keeps what was read in its tier, and delivers each block as soon as it is there. Raises for the first; of
+        another that fails its own `get` will tell."""
+        first = next(iter(found))
+        for block, fetched in found.items():
+            try:
+                home.used(block)
+                kept = home.keep(block, fetched.data, may_evict=may_evict)
+                unlock_block(lock, block)
+                # The page cache holds the bytes now, so the buffer of the fetch is freed instead of held twice.
+                mapped = home.blocks.open(block, len(fetched.data)) if kept else None
+                view = self._streamed.offer(block, fetched) if mapped is None else _mapped(mapped, home, fetched.tier)
+            except (DalipipeError, OSError) as error:
+                if block == first:
+                    raise
+                _log.debug("block %d, which came with block %d, was not kept: %s", block, first, error)
+                continue
+            deliver(block, view)
 
-    def _pass(self, block: int, read_already: Fetched | None) -> Fetched:
-        if self._passing is None:
-            return read_already or self._read(block)
-        if read_already is not None:
-            return self._passing.offer(block, read_already)
-        return self._passing.get(block, self._manifest.block_bytes(block), self._read)
+    def _run_of(self, blocks: Sequence[int]) -> list[int]:
+        return run_of(self._manifest, blocks if self._request_bytes else blocks[:1], self._request_bytes)
 
-    def _landed(self, block: int) -> None:
-        if self._passing is not None:
-            self._passing.release(block)
-
-    def _is_passing(self, block: int) -> bool:
-        return self._flights.contains(block) or (self._passing is not None and self._passing.contains(block))
-
-    def _read(self, block: int) -> Fetched:
+    def _read(self, run: Sequence[int]) -> dict[int, Fetched]:
         self._recorder.add("blocks_missed")
-        return self._source.read(block)
+        found = self._source.read(run)
+        if len(found) > 1:
+            self._recorder.add("blocks_missed", len(found) - 1)
+            self._recorder.add("blocks_joined", len(found) - 1)
+        return found
+
+
+def _mapped(memory: memoryview, tier: Tier, came_from: str) -> HeldView:
+    # Where blocks are evicted, a view may be all that keeps a dropped file's space from being free.
+    return HeldView(memory, came_from, held_bytes=len(memory) if tier.evicts else 0)

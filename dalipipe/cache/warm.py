@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dalipipe.cache.tiered import TieredCache
@@ -27,14 +27,15 @@ class WarmReport:
 
 
 class _Warming:
-    """Work that threads take from one iterator. The first error ends all."""
+    """Work that threads take from one list. The first error ends all."""
 
     def __init__(self, cache: TieredCache, manifest: Manifest, progress: Callable[[int, int], None]) -> None:
         self._cache = cache
         self._manifest = manifest
         self._progress = progress
         self._wanted = [block for block in range(manifest.num_blocks) if cache.keeps(block)]
-        self._todo: Iterator[int] = iter(self._wanted)
+        self._next = 0
+        self._most = max(1, cache.request_bytes * manifest.num_blocks // max(1, manifest.num_bytes))
         self._lock = threading.Lock()
         self._stop = False
         self._near = [0, 0]
@@ -45,21 +46,17 @@ class _Warming:
     def run(self) -> None:
         while True:
             with self._lock:
-                block = next(self._todo, None)
-                if block is None or self._stop:
-                    return
+                left = [] if self._stop else self._take()
+            if not left:
+                return
             try:
-                tally = self._bring(block)
+                while left and not self._stop:
+                    dealt = self._bring(left)
+                    left = [block for block in left if block not in dealt]
             except Exception as error:  # noqa: BLE001 - raised in the caller's thread
                 with self._lock:
                     self.failure, self._stop = self.failure or error, True
                 return
-            with self._lock:
-                self._num_done += 1
-                if tally is not None:
-                    tally[0] += 1
-                    tally[1] += self._manifest.block_bytes(block)
-                self._progress(self._num_done, len(self._wanted))
 
     def stop(self) -> None:
         with self._lock:
@@ -76,10 +73,30 @@ class _Warming:
             wall_s=wall_s,
         )
 
-    def _bring(self, block: int) -> list[int] | None:
-        if self._cache.is_kept(block):
-            return self._near
-        return self._fetched if self._cache.bring(block) else None
+    def _take(self) -> list[int]:
+        """The next block and those that follow it, about as many as one request brings; none when all are taken."""
+        first = self._next
+        while self._next < min(len(self._wanted), first + self._most):
+            if self._next > first and self._wanted[self._next] != self._wanted[self._next - 1] + 1:
+                break
+            self._next += 1
+        return self._wanted[first : self._next]
+
+    def _bring(self, blocks: list[int]) -> Iterable[int]:
+        """Brings the first of `blocks`; those that were dealt with."""
+        tally, dealt = self._fetched, {blocks[0]: True}
+        if self._cache.is_kept(blocks[0]):
+            tally = self._near
+        else:
+            dealt = self._cache.bring(blocks)
+        with self._lock:
+            for block, is_kept in dealt.items():
+                self._num_done += 1
+                if is_kept:
+                    tally[0] += 1
+                    tally[1] += self._manifest.block_bytes(block)
+                self._progress(self._num_done, len(self._wanted))
+        return dealt
 
 
 def warm(

@@ -64,6 +64,12 @@ FAMILIES = (
     Family(name="blocks_hit", source="blocks_hit", kind="counter", label="tier", help="Blocks found near, by tier."),
     Family(name="blocks_missed", source="blocks_missed", kind="counter", help="Blocks that came from the lake."),
     Family(
+        name="blocks_joined",
+        source="blocks_joined",
+        kind="counter",
+        help="Of those, blocks that came with the request for a neighbour.",
+    ),
+    Family(
         name="lake_requests",
         source="lake_requests",
         kind="counter",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -114,10 +114,13 @@ class CountingLake(PooledReader):
         self._no_bytes = no_bytes
         self.num_read = 0
 
-    def read(self, block: int) -> Fetched:
-        """The block, from the lake."""
-        self.num_read += 1
-        return Fetched(self._no_bytes(self._blocks.block_bytes(block)), "lake")
+    def read(self, run: Sequence[int]) -> dict[int, Fetched]:
+        """The blocks, from the lake."""
+        self.num_read += len(run)
+        return {block: Fetched(self._no_bytes(self._blocks.block_bytes(block)), "lake") for block in run}
+
+    def fill(self, found: Mapping[int, Fetched]) -> None:
+        """There is no pool."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dalipipe.cache.contract import Cache
+from dalipipe.cache.contract import BlockView, Cache
 from dalipipe.errors import ClosedError, DalipipeError, IntegrityError, StorageError
 from dalipipe.shards.manifest import Manifest
 from tests.support.lake import MemoryLake, image_set, open_folder
@@ -111,6 +111,127 @@ class CacheContract:
         lake.on_read = lambda key, start, stop: None
         with cache.get(4) as view:
             assert len(view.memory)
+
+    def test_a_run_brings_each_byte_once_whoever_is_delivered(
+        self, cache: Cache, manifest: Manifest, folder: Folder, lake: MemoryLake
+    ) -> None:
+        left, views, num_runs = list(range(manifest.num_blocks)), [], 0
+        while left:
+            delivered: list[int] = []
+
+            def deliver(block: int, view: BlockView) -> None:
+                assert bytes(view.memory) == folder.block(manifest, block)
+                assert view.tier == "lake"
+                delivered.append(block)  # noqa: B023 - called before the next turn
+                views.append(view)
+
+            assert next(iter(cache.together(left))) == left[0]
+            cache.get_run(left, deliver)
+            assert delivered == left[: len(delivered)]
+            assert delivered
+            left, num_runs = left[len(delivered) :], num_runs + 1
+        assert num_runs < manifest.num_blocks or not cache.request_bytes
+        assert sum(lake.reads.values()) <= num_runs + manifest.num_shards  # a block that crosses shards takes two
+        for block in range(manifest.num_blocks):
+            assert {n for extent in manifest.extents(block) for n in lake.times_read(extent)} == {1}
+        for view in views:
+            view.release()
+
+    def test_a_run_is_what_was_together(self, cache: Cache, manifest: Manifest) -> None:
+        blocks = list(range(1, 7))
+        views: dict[int, BlockView] = {}
+        together = list(cache.together(blocks))
+        cache.get_run(blocks, views.__setitem__)
+        # What the tiers share out among them is known only when it is read.
+        assert list(views) == together[: len(views)]
+        with cache.get(0):
+            assert list(cache.together([0, 1, 2])) == [0]  # near already
+        for view in views.values():
+            view.release()
+
+    def test_a_held_block_ends_a_run(self, cache: Cache, lake: MemoryLake, manifest: Manifest) -> None:
+        views: dict[int, BlockView] = {}
+        with cache.get(3):
+            assert set(cache.together(range(1, 7))) <= {1, 2}
+            cache.get_run(range(1, 7), views.__setitem__)
+            assert set(views) <= {1, 2}
+            assert lake.times_read(manifest.extents(3)[0]) == {1}
+        for view in views.values():
+            view.release()
+
+    def test_a_damaged_block_of_a_run_is_its_own_affair(
+        self, cache: Cache, manifest: Manifest, folder: Folder, lake: MemoryLake
+    ) -> None:
+        extent = manifest.extents(3)[0]
+        data = bytearray(lake.files[extent.shard])
+        data[extent.start + 1] ^= 0x40
+        lake.files[extent.shard] = bytes(data)
+        views: dict[int, BlockView] = {}
+        left = [1, 2, 3, 4, 5]
+        while left:
+            if left[0] == 3:
+                with pytest.raises(IntegrityError, match=extent.shard):
+                    cache.get_run(left, views.__setitem__)
+                left.remove(3)
+                continue
+            cache.get_run(left, views.__setitem__)
+            assert left[0] in views
+            left = [block for block in left if block not in views]
+        assert views.keys() == {1, 2, 4, 5}
+        assert all(bytes(view.memory) == folder.block(manifest, block) for block, view in views.items())
+        assert not cache.contains(3)
+        for view in views.values():
+            view.release()
+
+    def test_a_run_that_fails_delivers_nothing_and_leaves_nothing(self, cache: Cache, lake: MemoryLake) -> None:
+        def fail(key: str, start: int, stop: int) -> None:
+            raise StorageError(f"{lake.url}/{key}: the store is down")
+
+        lake.on_read = fail
+        views: dict[int, BlockView] = {}
+        with pytest.raises(StorageError, match="the store is down"):
+            cache.get_run(range(1, 6), views.__setitem__)
+        assert not views
+        lake.on_read = lambda key, start, stop: None
+        for block in range(1, 6):
+            assert not cache.contains(block)
+            cache.get(block).release()
+
+    def test_threads_that_ask_for_runs_at_once_share_all_reads(
+        self, cache: Cache, manifest: Manifest, folder: Folder, lake: MemoryLake
+    ) -> None:
+        barrier = threading.Barrier(4)
+        lake.on_read = lambda key, start, stop: time.sleep(0.02)
+        wrong: list[int] = []
+        views: list[BlockView] = []
+        lock = threading.Lock()
+
+        def check(came: dict[int, BlockView]) -> None:
+            with lock:
+                views.extend(came.values())
+                wrong.extend(b for b, view in came.items() if bytes(view.memory) != folder.block(manifest, b))
+
+        def get(first: int) -> None:
+            barrier.wait(10)
+            left = list(range(first, 8))
+            while left:
+                came: dict[int, BlockView] = {}
+                cache.get_run(left, came.__setitem__)
+                assert left[0] in came
+                check(came)
+                left = [block for block in left if block not in came]
+
+        threads = [threading.Thread(target=get, args=[first]) for first in (0, 0, 2, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert not wrong
+        assert len(views) == 8 + 8 + 6 + 3
+        for block in range(8):
+            assert {n for extent in manifest.extents(block) for n in lake.times_read(extent)} == {1}
+        for view in views:
+            view.release()
 
     def test_contains_and_request_do_not_read(self, cache: Cache, lake: MemoryLake) -> None:
         assert not cache.contains(0)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from dalipipe.errors import ObjectNotFoundError, StorageError
-from dalipipe.shards.manifest import Manifest
+from dalipipe.shards.manifest import Extent, Manifest
 from dalipipe.storage.store import ObjectInfo
 from tests.support.shards import Folder, write_dataset
 
@@ -45,6 +45,13 @@ class MemoryLake:
             return memoryview(data)
         into[: len(data)] = data
         return into[: len(data)]
+
+    def times_read(self, extent: Extent) -> set[int]:
+        """How often the bytes of a part were read: one number where all were read equally often."""
+        asked = [(start, stop, n) for (key, start, stop), n in self.reads.items() if key == extent.shard]
+        cuts = {extent.start, *(cut for start, stop, _ in asked for cut in (start, stop))}
+        places = [cut for cut in cuts if extent.start <= cut < extent.stop]
+        return {sum(n for start, stop, n in asked if start <= place < stop) for place in places}
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return (self.head(key) for key in self.files if key.startswith(prefix))

@@ -1,7 +1,7 @@
-"""A process that fetches blocks: `python -m tests.unit.cache.fetcher DIR {all | POINT BLOCK}`.
+"""A process that fetches blocks: `python -m tests.unit.cache.fetcher DIR {all | POINT BLOCK [STOP]}`.
 
-With a point it stops there and waits to be killed. With `all` it fetches every block when told to and prints how often
-it read each extent from its lake.
+With a point it stops there and waits to be killed; with a second block it asks for all [BLOCK, STOP) at once. With
+`all` it fetches every block when told to and prints how often it read each extent from its lake.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def main() -> None:
     folder = image_set()
     lake = MemoryLake(folder, on_read=lambda key, start, stop: time.sleep(0.002))
     if what != "all":
-        node_cache(directory, lake, what).get(int(sys.argv[3]))
+        blocks = range(int(sys.argv[3]), int(sys.argv[4]) if sys.argv[4:] else int(sys.argv[3]) + 1)
+        node_cache(directory, lake, what).get_run(blocks, lambda _block, _view: None)
         return
     cache, manifest = node_cache(directory, lake), open_folder(folder)
     print("ready", flush=True)

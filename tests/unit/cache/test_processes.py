@@ -68,6 +68,39 @@ def test_a_reader_that_waits_for_a_killed_process_gets_the_right_bytes(point: st
     assert verify(CacheConfig(dir=str(tmp_path))).corrupt == 0
 
 
+@pytest.mark.parametrize("point", ["locked", "writing", "linked"])
+def test_a_process_killed_with_a_run_in_its_hands_leaves_whole_blocks_to_the_others(point: str, tmp_path: Path) -> None:
+    folder = image_set()
+    manifest, lake = open_folder(folder), MemoryLake(folder)
+    holder = start(tmp_path, point, "1", "6")
+    got: dict[int, bytes] = {}
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == point
+        cache = node_cache(str(tmp_path), lake)
+
+        def read(block: int) -> None:
+            with cache.get(block) as view:
+                got[block] = bytes(view.memory)
+
+        readers = [threading.Thread(target=read, args=[block], daemon=True) for block in range(1, 6)]
+        for reader in readers:
+            reader.start()
+        readers[-1].join(0.1)
+        if point != "locked":  # then all blocks of the run are locked, and are waited for
+            assert not lake.reads
+    finally:
+        end(holder)
+    for reader in readers:
+        reader.join(5)
+        assert not reader.is_alive()
+    assert got == {block: folder.block(manifest, block) for block in range(1, 6)}
+    files = sorted(path.name for path in (tmp_path / manifest.identity).rglob("*") if path.is_file())
+    assert files == [*map(str, range(1, 6)), "locks"]
+    assert verify(CacheConfig(dir=str(tmp_path))).corrupt == 0
+    cache.close()
+
+
 def test_two_processes_read_each_block_from_the_lake_once(tmp_path: Path) -> None:
     processes = [start(tmp_path, "all") for _ in range(2)]
     try:
