@@ -34,7 +34,7 @@ from dalipipe.packing.done import FOLDER, Quarantined
 from dalipipe.packing.inputs import copy_input, copy_range, is_compressed
 from dalipipe.packing.plan import keyed_hash
 from dalipipe.packing.sample import Keys, Member, SourceSample
-from dalipipe.packing.sieve import Sieve, no_end
+from dalipipe.packing.sieve import Sieve, behind_the_end, no_end
 from dalipipe.packing.tables import number_classes, parquet_samples
 from dalipipe.packing.temporary import temporary_file
 from dalipipe.shards.digest import digest64
@@ -144,6 +144,9 @@ def expand(
     passed: Counter[str] = Counter()
     for one in whole:
         passed.update(one.passed)
+    said = {task.info.key: one.passed for task, one in zip(tasks, opened, strict=True) if one is not None}
+    if more := behind_the_end(source, said):
+        _log.warning(more)
     unended = [task.info.key for task, one in zip(tasks, opened, strict=True) if one is not None and not one.ended]
     if unended:
         _log.warning(no_end(source, unended))

@@ -28,7 +28,7 @@ from dalipipe.packing.discover import TAR_ENDINGS
 from dalipipe.packing.files import index_files
 from dalipipe.packing.inputs import is_compressed
 from dalipipe.packing.plan import DOTS, block_samples
-from dalipipe.packing.sieve import Sieve, no_end
+from dalipipe.packing.sieve import Sieve, behind_the_end, no_end
 from dalipipe.packing.verify import open_linked
 from dalipipe.packing.written import Written, publish, read_digests
 from dalipipe.shards.checksums import checksums_name
@@ -183,6 +183,8 @@ def _laid_tars(scanned: Sequence[_Scanned], url: str, config: IndexConfig) -> _L
     shards = [one.written for one in full]
     num_samples = sum(shard.rows.num_samples for shard in shards)
     num_bytes = sum(shard.num_bytes for shard in shards)
+    if more := behind_the_end(url, {one.written.name: one.sieve.counts for one in scanned}):
+        _log.warning(more)
     unended = [one.written.name for one in scanned if not one.sieve.ended]
     if unended:
         _log.warning(no_end(url, unended))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dalipipe.shards.tar import Passed, TarMember
+from dalipipe.shards.tar import BEHIND_THE_END, Passed, TarMember
 from dalipipe.shards.webdataset import split_name, why_no_part
 
 LEADS_OUT = "leads out of its folder (absolute, or '..')"
@@ -68,6 +68,23 @@ class Sieve:
         else:
             return replace(self._by_name[_plain(entry.link)], name=entry.name)
         return None
+
+
+def behind_the_end(url: str, counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What to say about tars that hold more behind their end; nothing where none does.
+
+    Args:
+        counts: by tar, its members that are no data, by reason.
+    """
+    found = {key: reasons[BEHIND_THE_END] for key, reasons in counts.items() if reasons.get(BEHIND_THE_END)}
+    if not found:
+        return ""
+    key = next(iter(found))
+    return (
+        f"{sum(found.values())} members of {len(found)} tars of {url} ({found[key]} of {key}) stand behind the zeros "
+        "that end a tar, as in tars that were joined by `cat`: they are left out, as by other readers; join tars by "
+        "`tar --concatenate`, or unpack these with `tar --ignore-zeros` and pack the files"
+    )
 
 
 def no_end(url: str, keys: Sequence[str]) -> str:

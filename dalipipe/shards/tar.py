@@ -8,7 +8,7 @@ give equal bytes. Names that do not fit the 1988 header travel in PAX records.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -45,6 +45,10 @@ _PASSED = {
     b"6": "pipe",
 }
 _GZIP = b"\x1f\x8b"
+BEHIND_THE_END = "behind the end"
+_MOST_ZEROS_BYTES = 2**20
+"""How far behind the end of an archive another is looked for; GNU tar fills its last 10 KiB with zeros."""
+_ZEROS_PIECE_BYTES = 20 * RECORD_BYTES
 _MOST_DIGITS = 19
 """Of a number of bytes that a PAX record states; `int` refuses thousands of them."""
 
@@ -75,11 +79,15 @@ class TarMember:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
     """What stands in a tar and is no regular file. kind: `hard link` (link: the member that it names), `symbolic link`,
-    `folder`, `device`, `pipe`, `sparse`, `other`; `no end` where the tar stops without the zeros that close one."""
+    `folder`, `device`, `pipe`, `sparse`, `other`; `behind the end`: a member of any kind behind the zeros that close a
+    tar, as of two that were joined by `cat`; `no end` where the tar stops without these zeros."""
 
     name: str
     kind: str
     link: str = ""
+
+
+_Archive = Generator["TarMember | Passed", None, "int | None"]
 
 
 def member_header(name: str, num_bytes: int) -> bytes:
@@ -179,23 +187,61 @@ def scan_tar(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[Tar
     Args:
         read: gives the bytes [start, stop) of the tar.
     """
-    return (entry for entry in scan_entries(read, num_bytes) if isinstance(entry, TarMember))
+    for entry in scan_entries(read, num_bytes):
+        if isinstance(entry, TarMember):
+            yield entry
+        elif entry.kind == BEHIND_THE_END:
+            return
 
 
 def scan_entries(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator[TarMember | Passed]:
-    """Yields the regular files of a tar as `scan_tar` does, and whatever else stands there.
+    """Yields the regular files of a tar as `scan_tar` does, and whatever else stands there, also behind its end.
 
     Args:
         read: gives the bytes [start, stop) of the tar.
     """
-    position, start = 0, 0
+    end = yield from _scan_archive(read, 0, num_bytes)
+    while end is not None:
+        begin = _after_zeros(read, end, num_bytes)
+        end = None if begin is None else (yield from _unseen(_scan_archive(read, begin, num_bytes)))
+
+
+def _after_zeros(read: Callable[[int, int], Buffer], position: int, num_bytes: int) -> int | None:
+    """Where the zeros from `position` on end, in whole records; None where nothing else comes."""
+    stop = min(num_bytes, position + _MOST_ZEROS_BYTES)
+    while position < stop:
+        piece = bytes(read(position, min(position + _ZEROS_PIECE_BYTES, num_bytes)))
+        rest_bytes = len(piece.lstrip(b"\0"))
+        if rest_bytes:
+            return position + (len(piece) - rest_bytes) // RECORD_BYTES * RECORD_BYTES
+        position += len(piece)
+    return None
+
+
+def _unseen(archive: _Archive) -> _Archive:
+    """The members of an archive behind the end of another: up to where it is none, or damaged."""
+    while True:
+        try:
+            entry = next(archive)
+        except StopIteration as done:
+            end: int | None = done.value
+            return end
+        except IntegrityError:
+            return None
+        if isinstance(entry, TarMember) or entry.kind != "no end":
+            yield Passed(name=entry.name, kind=BEHIND_THE_END)
+
+
+def _scan_archive(read: Callable[[int, int], Buffer], position: int, num_bytes: int) -> _Archive:
+    """The entries of an archive that begins at `position`. Returns where the zeros that close it begin, if they do."""
+    start = position
     said = _Extended()
     while position < num_bytes:
         header = bytes(read(position, min(position + RECORD_BYTES, num_bytes)))
         if len(header) < RECORD_BYTES:
             raise IntegrityError(f"tar header at byte {position} is cut short ({len(header)} of {RECORD_BYTES} bytes)")
         if header.count(0) == RECORD_BYTES:
-            return
+            return position
         content_bytes = _checked_size(header, position)
         kind = header[156:157]
         if kind in _REGULAR and said.num_bytes is not None:
@@ -220,6 +266,7 @@ def scan_entries(read: Callable[[int, int], Buffer], num_bytes: int) -> Iterator
             start, said = stop, _Extended()
         position = stop
     yield Passed(name="", kind="no end")
+    return None
 
 
 @dataclass(slots=True)

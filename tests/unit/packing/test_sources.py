@@ -222,6 +222,30 @@ def test_a_tar_without_an_end_is_counted_and_warned_of(tmp_path, caplog):
     assert "a.tar) stop without" in caplog.text
 
 
+@pytest.mark.parametrize("passes", ["1", "2"])
+def test_members_behind_the_end_of_a_tar_are_counted_and_warned_of(tmp_path, caplog, passes):
+    """`cat a.tar b.tar c.tar`: readers stop at the first end, GNU tar goes on when it is told to ignore zeros."""
+    path = write_tar(tmp_path / "src/a.tar", samples(3))
+    joined = b"".join(write_tar(tmp_path / f"{i}.tar", samples(i + 1, first=3 * i)).read_bytes() for i in (1, 2))
+    path.write_bytes(path.read_bytes() + joined + b"no tar, and no whole record")
+    write_tar(tmp_path / "src/b.tar", samples(2, first=20))
+    shown = [
+        len(subprocess.run(["tar", "tf", path, *more], check=False, capture_output=True).stdout.split())
+        for more in ([], ["--ignore-zeros"])
+    ]
+    kinds = {"behind the end": shown[1] - shown[0]}
+    assert kinds["behind the end"] >= 5
+    for again in (False, True):
+        report = run_pack(tmp_path / "src", tmp_path / "out", kind="tars", passes=passes)
+        assert (report.already_packed, report.samples, report.skipped_kinds) == (again, 5, kinds)
+    assert f"{shown[1] - shown[0]} members of 1 tars of" in caplog.text
+    assert "of a.tar) stand behind the zeros" in caplog.text
+    caplog.clear()
+    found = index(str(tmp_path / "src"), str(tmp_path / "index"), IndexConfig(), StorageConfig())
+    assert (found.samples, found.truncated, found.skipped_kinds) == (5, 0, kinds)
+    assert "--ignore-zeros" in caplog.text
+
+
 def test_one_pass_and_two_passes_give_the_same_bytes(tmp_path):
     for i in range(3):
         write_tar(tmp_path / f"src/{i}.tar", samples(60, first=60 * i))

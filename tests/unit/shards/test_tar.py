@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dalipipe.errors import IntegrityError
 from dalipipe.shards.digest import Digest64, Digest128, digest64
 from dalipipe.shards.fields import field_of, fields_of
-from dalipipe.shards.tar import TarWriter, member_header, sample_bytes, walk_tar
+from dalipipe.shards.tar import TarWriter, member_header, sample_bytes, scan_entries, walk_tar
 
 LONG = "class/" + "sub folder/" * 20 + "naïve-файл-画像-" + "x" * 90
 SAMPLES = [
@@ -187,3 +187,16 @@ def test_headers_are_those_of_the_standard_library(name, num_bytes):
     info = tarfile.TarInfo(name)
     info.size, info.mode = num_bytes, 0o644
     assert member_header(name, num_bytes) == info.tobuf(format=tarfile.PAX_FORMAT, encoding="utf-8", errors="strict")
+
+
+def test_what_stands_behind_the_end_is_no_member_and_is_never_an_error() -> None:
+    one, end = member_header("a.jpg", 0), bytes(1024)
+    many = (one + end) * 3000
+    assert [m.name for m in walk_tar(many)] == ["a.jpg"]
+    entries = list(scan_entries(lambda a, b: many[a:b], len(many)))
+    assert [getattr(entry, "kind", "member") for entry in entries] == ["member", *["behind the end"] * 2999]
+    for behind in (b"x" * 700, one[:300], member_header("b.jpg", 9999), bytes(3 << 20) + one):
+        data = one + end + behind
+        assert len(list(scan_entries(lambda a, b, data=data: data[a:b], len(data)))) == 1
+    apart = one + end + bytes(500 * 1024) + one
+    assert len(list(scan_entries(lambda a, b: apart[a:b], len(apart)))) == 2
