@@ -23,6 +23,9 @@ from dalipipe.storage.store import Store
 from dalipipe.telemetry import Recorder
 from dalipipe.units import format_bytes, parse_capacity
 
+# Of the memory for blocks, what those may take that are read by one request.
+_MAX_RUN_SHARE = 0.125
+
 
 def open_prefetcher(
     *,
@@ -61,18 +64,28 @@ def open_prefetcher(
     if config.whole_epoch and keeps is None:
         raise ConfigError("prefetch.whole_epoch=true brings blocks to a cache that keeps them; there is none")
     place = "" if store is None else f"{store.url}/"
+    cap_bytes, mean_bytes = _memory(config, manifest)
+    most_blocks = max(1, min(cache.request_bytes, int(_MAX_RUN_SHARE * cap_bytes)) // mean_bytes)
     return WindowPrefetcher(
         StepPlanner(orders, start, slots, manifest.block_of),
         Assembler(manifest, cache, fields, recorder),
         cache,
-        _open_schedule(config, manifest),
+        Schedule(
+            cap_bytes=cap_bytes,
+            block_bytes=mean_bytes,
+            num_samples=lambda block: _num_samples(manifest, block),
+            spare_threads=max(1, config.threads // 2),
+            warms=config.whole_epoch,
+        ),
         config=config,
         block_bytes=manifest.block_bytes,
         where=lambda block: ", ".join(f"{place}{shard}" for shard in manifest.shards_of(block)),
         recorder=recorder,
         aside=None if store is None or cold_steps == 0 else SampleRanges(manifest, store, fields, recorder),
         cold_steps=cold_steps,
-        warmer=EpochWarmer(orders, start, slots, keeps) if config.whole_epoch and keeps is not None else None,
+        warmer=EpochWarmer(orders, start, slots, keeps, most_blocks)
+        if config.whole_epoch and keeps is not None
+        else None,
     )
 
 
@@ -89,7 +102,8 @@ def _cold_steps(value: int | str) -> int | None:
     return number
 
 
-def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
+def _memory(config: PrefetchConfig, manifest: Manifest) -> tuple[int, int]:
+    """The cap on blocks in memory, and the mean block, in bytes."""
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cap_bytes = parse_capacity(config.memory_cap, host_bytes, "prefetch.memory_cap")
     mean_bytes = -(-manifest.num_bytes // manifest.num_blocks)
@@ -98,13 +112,7 @@ def _open_schedule(config: PrefetchConfig, manifest: Manifest) -> Schedule:
             f"prefetch.memory_cap={config.memory_cap!r} ({format_bytes(cap_bytes)}) does not hold one block of this "
             f"data set, {format_bytes(mean_bytes)} on average; give at least {mean_bytes} bytes"
         )
-    return Schedule(
-        cap_bytes=cap_bytes,
-        block_bytes=mean_bytes,
-        num_samples=lambda block: _num_samples(manifest, block),
-        spare_threads=max(1, config.threads // 2),
-        warms=config.whole_epoch,
-    )
+    return cap_bytes, mean_bytes
 
 
 def _num_samples(manifest: Manifest, block: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.contract import Cache
+from dalipipe.cache.contract import BlockView, Cache
 from dalipipe.errors import DalipipeError
 from dalipipe.order.contract import Order
 
@@ -26,6 +26,7 @@ class EpochWarmer:
 
     Args:
         keeps: whether the node would keep a block; the others are left to the window.
+        most_blocks: brought at once, where they lie one behind the other.
     """
 
     def __init__(
@@ -34,28 +35,59 @@ class EpochWarmer:
         start: tuple[int, int],
         slots: npt.NDArray[np.int64],
         keeps: Callable[[int], bool],
+        most_blocks: int = 1,
     ) -> None:
         self._keeps = keeps
+        self._most_blocks = most_blocks
         self._lock = threading.Lock()
+        self._next: int | None = None
         self._blocks = self._walk(orders, start, slots)
 
     def bring_one(self, cache: Cache) -> bool:
-        """Brings the next block that is not near; False when the epoch is through or the node is full."""
+        """Brings the next block that is not near, and those that come with it; False when the epoch is through or the
+        node is full."""
         while True:
             with self._lock:
-                block = next(self._blocks, None)
-            if block is None:
+                run = self._take()
+            if not run:
                 return False
-            if not self._keeps(block) or cache.contains(block):
-                continue
+            near = [cache.contains(block) for block in run]
+            if not all(near):
+                return self._bring(cache, [block for block, is_near in zip(run, near, strict=True) if not is_near])
+
+    def _bring(self, cache: Cache, blocks: list[int]) -> bool:
+        while blocks:
+            came: list[bool] = []
+
+            def deliver(_block: int, view: BlockView) -> None:
+                # Held in memory: the node had no room for it, so the rest would be read for nothing as well.
+                came.append(view.held_bytes == 0)  # noqa: B023 - called before the next turn
+                view.release()
+
             try:
-                with cache.get(block) as view:
-                    # Held in memory: the node had no room for it, so the rest would be read for nothing as well.
-                    return view.held_bytes == 0
+                cache.get_run(blocks, deliver)
             except DalipipeError as error:
                 # The window will want it too, and raise what is raised then.
-                _log.debug("block %d was not brought ahead: %s", block, error)
-            return True
+                _log.debug("block %d was not brought ahead: %s", blocks[0], error)
+                came.append(True)
+            if not all(came):
+                return False
+            blocks = blocks[len(came) :]
+        return True
+
+    def _take(self) -> list[int]:
+        """The next block that is to be kept, and those whose numbers follow; under the lock."""
+        run: list[int] = []
+        while len(run) < self._most_blocks:
+            block, self._next = next(self._blocks, None) if self._next is None else self._next, None
+            if block is None:
+                break
+            if run and (block != run[-1] + 1 or not self._keeps(block)):
+                self._next = block
+                break
+            if self._keeps(block):
+                run.append(block)
+        return run
 
     @staticmethod
     def _walk(orders: Callable[[int], Order], start: tuple[int, int], slots: npt.NDArray[np.int64]) -> Iterator[int]:
