@@ -20,6 +20,7 @@ from dalipipe.shards.manifest import Manifest, Shard
 from dalipipe.shards.tar import walk_tar
 from dalipipe.shards.virtual import DatasetStore, is_virtual
 from dalipipe.shards.webdataset import split_name
+from dalipipe.storage.coalesce import coalesce
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig, Store
 
@@ -254,6 +255,9 @@ class _Check:
         extents = (
             [] if index is None else list(zip(index.parts.starts.tolist(), index.parts.stops.tolist(), strict=True))
         )
+        # Parts that lie one behind the other share a request; of virtual shards each is many files in any case.
+        stops = {} if is_virtual(shard.name) else dict(coalesce(extents, gap_bytes=0))
+        joined, joined_at = memoryview(b""), 0
         for part, (start, stop) in enumerate([*extents, (shard.num_bytes, shard.num_bytes)]):
             for piece in range(at, start, _PIECE_BYTES):
                 data = self._store.read(shard.name, piece, min(piece + _PIECE_BYTES, start))
@@ -262,13 +266,15 @@ class _Check:
             at = stop
             if stop > start and index is not None:
                 try:
-                    data = self._store.read(shard.name, start, stop)
+                    if not joined_at <= start <= stop <= joined_at + len(joined):
+                        joined, joined_at = self._store.read(shard.name, start, stops.get(start, stop)), start
                 except (StorageError, DataError) as error:
                     if not is_virtual(shard.name):
                         raise
                     found.bytes_bad = True  # one file of many; those of other parts are looked at too
                     found.add(f"{self._name(shard)}: bytes [{start}, {stop}): {error}")
                     continue
+                data = joined[start - joined_at : stop - joined_at]
                 whole.update(data)
                 self._part(shard, index, part, data, found)
                 yield len(data)

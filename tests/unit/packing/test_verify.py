@@ -11,6 +11,7 @@ from dalipipe.packing.run import pack
 from dalipipe.packing.verify import MAX_LISTED_ERRORS, verify
 from dalipipe.shards import Manifest
 from dalipipe.storage.store import StorageConfig
+from tests.support.faultproxy import FolderServer
 from tests.support.images import write_image_tree
 from tests.support.shards import write_dataset
 
@@ -21,6 +22,10 @@ def dataset(tmp_path) -> Path:
     target = tmp_path / "out"
     pack(str(tmp_path / "src"), str(target), PackConfig(shard_bytes="1MiB", workers=1, check="none"), StorageConfig())
     return target
+
+
+def open_manifest(target: Path) -> Manifest:
+    return Manifest.open(lambda name: (target / name).read_bytes())
 
 
 def check(target: Path, **options):
@@ -36,10 +41,23 @@ def test_a_whole_dataset(dataset):
     assert seen == sorted(seen)
 
 
+def test_parts_that_lie_one_behind_the_other_are_read_together(dataset):
+    num_parts = sum(len(open_manifest(dataset).index(number).parts.starts) for number in range(2))
+    server = FolderServer(dataset)
+    try:
+        report = verify(server.url, StorageConfig(hedge=False))
+    finally:
+        server.stop()
+    assert report.whole
+    reads = [one for one in server.requests if one.method == "GET" and one.target.endswith(".tar")]
+    assert len(reads) == 4  # the blocks of each shard, and its end
+    assert num_parts > 4 * len(reads)
+
+
 def test_every_flipped_byte_is_found_and_placed(dataset):
     shard = dataset / "shard-000001.tar"
     sound = shard.read_bytes()
-    manifest = Manifest.open(lambda name: (dataset / name).read_bytes())
+    manifest = open_manifest(dataset)
     for at in (0, 600, len(sound) // 2, len(sound) - 1025, len(sound) - 1):
         damaged = bytearray(sound)
         damaged[at] ^= 4
