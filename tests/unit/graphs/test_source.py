@@ -24,6 +24,7 @@ from dalipipe.order.hashing import uniforms
 from dalipipe.order.step import Step
 from dalipipe.telemetry import Recorder
 from tests.contracts.source import BatchSourceContract
+from tests.support.host import within
 from tests.support.images import jpeg_bytes
 from tests.support.waiting import wait_until
 from tests.unit.graphs.steps import MemoryPrefetcher, open_memory, png_bytes, sized_jpegs
@@ -334,10 +335,9 @@ def test_close_ends_a_wait_of_another_thread() -> None:
     thread = threading.Thread(target=feed)
     thread.start()
     assert prefetcher.waiting.wait(20)
-    start = time.perf_counter()
-    source.close()
-    assert time.perf_counter() - start < 2
-    thread.join(2)
+    with within(2):
+        source.close()
+    thread.join(60)
     assert not thread.is_alive()
     assert len(caught) == 1
 
@@ -362,7 +362,7 @@ def test_close_at_any_moment_ends_the_feeder_with_a_closed_error(after_s: float)
     assert first.wait(20)
     time.sleep(after_s)
     source.close()
-    thread.join(2)
+    thread.join(60)
     assert [type(error) for error in caught] == [ClosedError]
 
 

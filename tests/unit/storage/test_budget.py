@@ -16,6 +16,7 @@ from dalipipe.errors import ConfigError, StorageTimeoutError
 from dalipipe.storage import StorageConfig, open_store
 from dalipipe.storage.budget import NodeBudget, open_budget
 from tests.support.faultproxy import fault_proxy
+from tests.support.host import within
 from tests.support.seaweed import S3Server
 
 MB = 1_000_000
@@ -188,9 +189,8 @@ def test_a_stopped_process_that_holds_the_lock_blocks_nobody(tmp_path: Path) -> 
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         os.kill(holder.pid, signal.SIGSTOP)
-        began_s = time.monotonic()
-        assert budget.admit("data", MB) == 0
-        assert time.monotonic() - began_s < 2
+        with within(2):
+            assert budget.admit("data", MB) == 0
     finally:
         holder.kill()
         holder.wait(10)
@@ -245,17 +245,18 @@ UPLOAD = """
 import sys, time
 from dalipipe.storage import StorageConfig, open_store
 url, folder, io_class = sys.argv[1:]
-config = StorageConfig(endpoint_url=url, budget_dir=folder, io_class=io_class, bandwidth="20MB")
+config = StorageConfig(endpoint_url=url, budget_dir=folder, io_class=io_class, bandwidth="3MB")
 store = open_store("s3://bucket/upload", config)
 print("ready", flush=True)
-body = bytes(24 << 20)
+body = bytes(3 << 20)
 while True:
     store.put("checkpoint", body)
 """
 
 
 def test_training_reads_win_over_the_checkpoint_of_another_process(s3: S3Server, tmp_path: Path) -> None:
-    with fault_proxy(s3.endpoint_url, rate=20 * MB) as proxy:
+    # So slow a link that it is what is short, and not the CPU of a busy host: that is shared without regard to classes.
+    with fault_proxy(s3.endpoint_url, rate=3 * MB) as proxy:
         rates = {
             io_class: _read_rate(s3, proxy.url, tmp_path / io_class, io_class) for io_class in ("data", "checkpoint")
         }
@@ -265,7 +266,7 @@ def test_training_reads_win_over_the_checkpoint_of_another_process(s3: S3Server,
 
 def _read_rate(s3: S3Server, url: str, folder: Path, upload_class: str) -> float:
     """Bytes a second of training reads while another process uploads in a class."""
-    config = StorageConfig(endpoint_url=url, budget_dir=str(folder), bandwidth="20MB")
+    config = StorageConfig(endpoint_url=url, budget_dir=str(folder), bandwidth="3MB")
     with subprocess.Popen(
         [sys.executable, "-c", UPLOAD, url, str(folder), upload_class], stdout=subprocess.PIPE, cwd=ROOT
     ) as other:
@@ -279,7 +280,7 @@ def _read_rate(s3: S3Server, url: str, folder: Path, upload_class: str) -> float
             def read(_: int) -> int:
                 num_bytes = 0
                 while time.monotonic() < stop_s:
-                    num_bytes += len(store.read("x", 0, 1 << 20))
+                    num_bytes += len(store.read("x", 0, 128 << 10))
                 return num_bytes
 
             with ThreadPoolExecutor(6) as threads:

@@ -21,6 +21,7 @@ from dalipipe.errors import (
 )
 from dalipipe.storage import StorageConfig, Store, open_store
 from dalipipe.storage.transport import Transport, discard
+from tests.support.host import within
 from tests.support.waiting import wait_until
 from tests.support.webserver import WebServer, web_server
 
@@ -89,10 +90,9 @@ def test_stall_is_read_again_after_the_read_timeout(server: WebServer, open_at: 
 
 def test_stall_that_lasts_ends_at_the_deadline_of_the_call(server: WebServer, open_at: Callable[..., Store]) -> None:
     server.faults["x"] = ["stall"] * 9
-    start = time.monotonic()
-    with pytest.raises(StorageTimeoutError, match=rf"cannot read {server.url}/x.*request_timeout_s"):
-        open_at(retries=9, read_timeout_s=60, request_timeout_s=0.5).read("x", 0, 1000)
-    assert time.monotonic() - start < 3
+    with within(3):
+        with pytest.raises(StorageTimeoutError, match=rf"cannot read {server.url}/x.*request_timeout_s"):
+            open_at(retries=9, read_timeout_s=60, request_timeout_s=0.5).read("x", 0, 1000)
 
 
 def test_waiting_for_a_free_slot_counts_against_the_deadline(server: WebServer, open_at: Callable[..., Store]) -> None:
@@ -136,10 +136,9 @@ def test_close_frees_a_reader_that_waits(server: WebServer, open_at: Callable[..
     reader = threading.Thread(target=lambda: outcome.append(_expect(store, ClosedError)))
     reader.start()
     wait_until(lambda: bool(server.requests))
-    start = time.monotonic()
-    store.close()
-    reader.join(5)
-    assert time.monotonic() - start < 2
+    with within(2):
+        store.close()
+        reader.join(60)
     assert isinstance(outcome[0], ClosedError)
     with pytest.raises(ClosedError, match="open it again"):
         store.read("x")

@@ -17,7 +17,7 @@ import pytest
 from dalipipe.errors import ClosedError, StorageError, StorageTimeoutError
 from dalipipe.storage import StorageConfig, Store, open_store
 from tests.support.faultproxy import Fault, FaultProxy, Request, fault_proxy
-from tests.support.host import slowness
+from tests.support.host import slowness, within
 from tests.support.seaweed import S3Server
 from tests.support.waiting import wait_until
 
@@ -110,10 +110,9 @@ def test_a_storm_of_503_is_sat_out(proxy: FaultProxy, open_lake: Open) -> None:
 
 def test_a_slow_drip_ends_at_the_deadline_by_name(proxy: FaultProxy, open_lake: Open) -> None:
     proxy.rule = lambda request: Fault(rate=20_000)
-    began_s = time.monotonic()
-    with pytest.raises(StorageTimeoutError, match=r"cannot read s3://bucket/faults/x: no answer within"):
-        open_lake(request_timeout_s=1.0, hedge=False)[0].read("x", 0, 500_000)
-    assert time.monotonic() - began_s < 5
+    with within(5):
+        with pytest.raises(StorageTimeoutError, match=r"cannot read s3://bucket/faults/x: no answer within"):
+            open_lake(request_timeout_s=1.0, hedge=False)[0].read("x", 0, 500_000)
 
 
 def test_one_slow_answer_is_overtaken_by_its_hedge(proxy: FaultProxy, open_lake: Open) -> None:
@@ -122,9 +121,8 @@ def test_one_slow_answer_is_overtaken_by_its_hedge(proxy: FaultProxy, open_lake:
         store.read("x", 0, 1000)
     victim = len(proxy.requests)
     proxy.rule = lambda request: Fault(delay_s=20) if request.number == victim else None
-    began_s = time.monotonic()
-    assert store.read("x", 0, 1000) == DATA[:1000]
-    assert time.monotonic() - began_s < 10
+    with within(10):
+        assert store.read("x", 0, 1000) == DATA[:1000]
     assert counts["hedges_won"] >= 1
     assert counts["retries"] == 0
 
@@ -216,11 +214,10 @@ def test_close_ends_a_read_that_backs_off(proxy: FaultProxy, open_lake: Open) ->
     reader = threading.Thread(target=read)
     reader.start()
     wait_until(lambda: counts["retries"] >= 3, "three retries")
-    began_s = time.monotonic()
-    store.close()
-    reader.join(5)
-    assert isinstance(outcome[0], ClosedError)
-    assert time.monotonic() - began_s < 2
+    with within(2):
+        store.close()
+        reader.join(60)
+        assert isinstance(outcome[0], ClosedError)
 
 
 def test_a_store_is_refused_behind_a_fork(tmp_path: Path) -> None:
