@@ -148,8 +148,9 @@ class Job:
 
 
 @contextmanager
-def slow_calls(target: str, seconds: float) -> Iterator[None]:
-    """Each call of the function at the dotted path `target` takes `seconds` longer."""
+def slow_calls(target: str, seconds: float) -> Iterator[list[float]]:
+    """Each call of the function at the dotted path `target` takes `seconds` longer; gives what each delay came to, in
+    seconds (a busy host wakes a sleeper late)."""
     owner, _, name = target.rpartition(".")
     module, _, inner = owner.rpartition(".")
     import importlib
@@ -160,12 +161,16 @@ def slow_calls(target: str, seconds: float) -> Iterator[None]:
         holder = getattr(importlib.import_module(module), inner)
     real = getattr(holder, name)
 
+    delays_s: list[float] = []
+
     def slow(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
         time.sleep(seconds)
+        delays_s.append(time.perf_counter() - began_s)
         return real(*args, **kwargs)
 
     with mock.patch.object(holder, name, slow):
-        yield
+        yield delays_s
 
 
 def _healthy(job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ class WebServer:
         self.faults: dict[str, list[int | str]] = {}
         self.requests: list[tuple[str, str]] = []
         self.delay_s = 0.0
+        self.delays_s: list[float] = []  # what each delay came to
         self.stopping = threading.Event()
         server = self
 
@@ -60,7 +62,9 @@ class WebServer:
         path = unquote(urlsplit(handler.path).path).lstrip("/")
         self.requests.append((handler.command, path))
         if self.delay_s:
+            began_s = time.perf_counter()
             self.stopping.wait(self.delay_s)
+            self.delays_s.append(time.perf_counter() - began_s)
         faults = self.faults.get(path, [])
         fault = faults.pop(0) if faults else None
         if isinstance(fault, int):
