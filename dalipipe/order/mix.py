@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dalipipe.errors import ConfigError
 from dalipipe.order.config import ShuffleConfig
@@ -26,6 +27,10 @@ from dalipipe.units import parse_capacity
 
 MIX_WINDOW = 1000
 """Positions of a lane in which every source has exactly its share."""
+
+_MOST_PATTERNS = 4096
+"""What is kept of patterns, 2 kB each: those of as many lanes, or of as many windows of one."""
+_LANE_BITS = 24
 
 
 def mix_counts(weights: Mapping[str, float]) -> dict[str, int]:
@@ -71,6 +76,7 @@ class MixSequence:
         self._first_step = first_step
         self._lane_slots = lane_slots
         self._key = seed_key(seed, Purpose.MIX)
+        self._patterns: dict[int, npt.NDArray[np.int16]] = {}
 
     def at(self, steps: Ids, slots: Ids) -> Ids:
         """As `Sequence.at`; never -1."""
@@ -80,7 +86,7 @@ class MixSequence:
         window, within = np.divmod(position, MIX_WINDOW)
         # One set alone keeps its order: there is nothing to interleave.
         alone = len(self._streams) == 1
-        turn = within if alone else permute(within, MIX_WINDOW, fold(fold(self._key, window), lane))
+        turn = within if alone else self._turns(window, lane, within)
         source = np.searchsorted(self._first_turn, turn, side="right") - 1
         own_position = window * self._counts[source] + turn - self._first_turn[source]
         ids = np.empty_like(position)
@@ -89,6 +95,34 @@ class MixSequence:
             if chosen.any():
                 ids[chosen] = stream.at(lane[chosen], own_position[chosen]) + self._grid.first_sample[number]
         return ids
+
+    def _turns(self, window: Ids, lane: Ids, within: Ids) -> Ids:
+        """Which of the window's samples stands at each place, counted through the first source, then the second …
+
+        Places are dealt to the sources by a permutation; each source's own are then taken in its own order, so that no
+        more of its blocks are open than without a mix.
+        """
+        names, which = np.unique(window << _LANE_BITS | lane, return_inverse=True)
+        known = self._patterns  # replaced as a whole: other threads read it
+        missing = [name for name in names.tolist() if name not in known]
+        if missing:
+            if len(known) + len(missing) > _MOST_PATTERNS:
+                known = {name: known[name] for name in names.tolist() if name in known}
+            known = self._patterns = known | dict(zip(missing, self._dealt(np.array(missing)), strict=True))
+        if not within.size:
+            return within
+        patterns = np.stack([known[name] for name in names.tolist()])
+        return patterns[which.reshape(within.shape), within].astype(np.int64)
+
+    def _dealt(self, names: Ids) -> npt.NDArray[np.int16]:
+        """int16 [names, MIX_WINDOW]: `_turns` of whole windows."""
+        key = fold(fold(self._key, names >> _LANE_BITS), names & ((1 << _LANE_BITS) - 1))
+        drawn = permute(np.arange(MIX_WINDOW)[None, :], MIX_WINDOW, key[:, None])
+        source = np.searchsorted(self._first_turn, drawn, side="right")
+        order = np.argsort(source, axis=1, kind="stable")
+        turns = np.empty(drawn.shape, np.int16)
+        np.put_along_axis(turns, order, np.arange(MIX_WINDOW, dtype=np.int16)[None, :], axis=1)
+        return turns
 
     def block_of(self, ids: Ids) -> Ids:
         """As `Sequence.block_of`."""
@@ -160,6 +194,7 @@ def mixed_order(
     )
     parts = [f"{name}={counts[name]}:K{own.block_samples}:P{own.window_blocks}" for name, own in signatures.items()]
     parts += [f"{name}:repeat {describe(own)}" for name, own in repeats.items()]
+    parts += ["ranked"] if len(shapes) > 1 else []
     kind = "mix" if len(shapes) > 1 else "repeat" if repeats else "stream"
     signature = replace(first, recipe=short_recipe(f"{kind} {' '.join(parts)} epoch_samples={epoch_samples}"))
     return EpochOrder(sequence, epoch=epoch, num_steps=num_steps, signature=signature)

@@ -79,6 +79,51 @@ def test_every_window_of_a_lane_has_exactly_the_counts(lanes: int, weights: list
             assert np.bincount(window, minlength=len(weights)).tolist() == list(mix_counts(mix).values())
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    window_blocks=st.integers(1, 6),
+    weights=st.lists(st.floats(0.1, 1), min_size=2, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_a_mix_has_no_more_blocks_open_than_the_windows_of_its_sources(
+    window_blocks: int, weights: list[float], seed: int
+) -> None:
+    K, lanes = 20, 4
+    shapes = {name: shape(20_000, K) for name in "abc"[: len(weights)]}
+    total_bytes = sum(each.num_bytes for each in shapes.values())
+    order = mixed_order(
+        shapes,
+        dict(zip(shapes, weights, strict=True)),
+        epoch=0,
+        batch_size=4,
+        shuffle=ShuffleConfig(lanes=lanes, window=lanes * window_blocks * K * 10 / total_bytes, seed=seed),
+        epoch_samples=4 * 4 * MIX_WINDOW,
+    )
+    ids = order.ids(0, order.num_steps)
+    for lane in range(lanes):
+        blocks = ids[:, lane] // K
+        assert open_at_once(blocks) <= window_blocks + 2 * len(weights)
+
+
+def open_at_once(blocks: np.ndarray) -> int:
+    """The most blocks that were touched and will be touched again, at any place of a lane."""
+    steps = np.arange(len(blocks))
+    first, last = (dict(zip(blocks[turn].tolist(), steps[turn].tolist(), strict=True)) for turn in (steps[::-1], steps))
+    opened, closed = (np.bincount(list(each.values()), minlength=len(blocks)) for each in (first, last))
+    return int((np.cumsum(opened) - np.cumsum(closed)).max())
+
+
+def test_each_source_is_read_in_its_own_order_whatever_is_mixed_into_it() -> None:
+    shapes = {"a": shape(4000, 20), "b": shape(4000, 20), "c": shape(4000, 20)}
+    own = []
+    for weights in ({"a": 1, "b": 1, "c": 0}, {"a": 1, "b": 0, "c": 3}):
+        arguments = {"epoch": 0, "batch_size": 4, "shuffle": ShuffleConfig(lanes=4, mode="full", seed=3)}
+        ids = mixed_order(shapes, weights, epoch_samples=2 * 4 * MIX_WINDOW, **arguments).ids(0, 2 * MIX_WINDOW)  # type: ignore[arg-type]
+        own.append(ids.reshape(-1)[ids.reshape(-1) < 4000])
+    assert len(own[0]) == 2 * len(own[1])
+    assert np.array_equal(own[0][: len(own[1])], own[1])
+
+
 def mixed(epoch: int, **changes: object) -> EpochOrder:
     arguments: dict[str, object] = {
         "epoch": epoch,
