@@ -65,7 +65,7 @@ class Assembler:
             elif block in blocks:
                 views.append(blocks[block][offset : offset + size])
             else:
-                views.append(loose[block][offset])
+                views.append(loose[block].data[offset])
         return views
 
     def _substitutes(self, plan: StepPlan, blocks: Mapping[int, Bytes], bad_id: int) -> Iterator[Sample]:

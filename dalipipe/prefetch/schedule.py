@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 
 from dalipipe.cache.contract import BlockView
 from dalipipe.order.step import Step
 from dalipipe.prefetch.cold import LooseSamples
+from dalipipe.prefetch.coldstart import ColdStart, ColdTask
 from dalipipe.prefetch.depth import MIN_DEPTH
 from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
 from dalipipe.prefetch.plan import StepPlan
 
 # Steps planned beyond the window, so that a block's next use is known when its step leaves.
 _LOOKAHEAD_STEPS = 32
-# Of the steps at the head of the window so many have their samples read alone: the others may see their blocks come.
-_COLD_REACH = 2
 
 
 class PendingStep:
     """A step in the window. `lacks`: its blocks that are not near yet; `loose`: its samples of such blocks that were
-    read alone; `is_cold`: whether that may still be begun; `ready`: the step once it is assembled.
+    read alone; `is_asked`: whether its turn for that is over; `number`: counts from the start of the run; `ready`: the
+    step when it is assembled.
     """
 
-    __slots__ = ("is_cold", "lacks", "loose", "plan", "ready")
+    __slots__ = ("is_asked", "lacks", "loose", "number", "plan", "ready")
 
-    def __init__(self, plan: StepPlan, lacks: set[int], *, is_cold: bool) -> None:
+    def __init__(self, plan: StepPlan, lacks: set[int]) -> None:
         self.plan = plan
         self.lacks = lacks
-        self.is_cold = is_cold
+        self.is_asked = False
+        self.number = 0
         self.loose: dict[int, LooseSamples] = {}
         self.ready: Step | None = None
 
@@ -46,14 +46,6 @@ class BuildTask:
 
     pending: PendingStep
     views: dict[int, BlockView]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdTask:
-    """Read the samples of a step that lie in a block alone, as the block will take longer."""
-
-    pending: PendingStep
-    block: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,17 +105,18 @@ class Schedule:
         self._spare_threads = spare_threads
         self._warms = warms
         self._num_warming = 0
-        self._num_cold = 0
-        self.cold_steps = 0
-        self._cold: deque[ColdTask] = deque()
-        self._loose: dict[int, list[LooseSamples]] = {}
+        self._cold = ColdStart(block_bytes=block_bytes, num_samples=num_samples, threads=spare_threads)
         self._under_way: dict[int, str] = {}
         self._reserved: dict[int, int] = {}
         self._failed: dict[int, Exception] = {}
+        self._bringing_put_off = -1
+        self._unasked: tuple[int, Exception] | None = None
         self._epoch = -1
 
-    cold_steps: int
-    """Steps still to come into the window whose samples may be read alone."""
+    def begin_cold(self, num_steps: int, period: int) -> None:
+        """Before the first plan: so many steps may have their samples read alone. The blocks of the first one last for
+        `period` steps."""
+        self._cold.begin(num_steps, period)
 
     @property
     def head(self) -> PendingStep | None:
@@ -151,13 +144,13 @@ class Schedule:
 
     def next_task(self, depth: int) -> Task | None:
         """What a free thread does now: ready steps first, then cold samples, blocks in order of need, and plans."""
+        depth += self._cold.steps_ahead
         self._admit(depth)
         if self._buildable:
             pending = self._buildable.popleft()
             near = {block: self._held.view(block) for block in pending.plan.blocks if block in self._held}
             return BuildTask(pending=pending, views=near)
-        if self._num_cold < self._spare_threads and (cold := self._next_cold()) is not None:
-            self._num_cold += 1
+        if (cold := self._cold.next_task(self._window, self._wanted)) is not None:
             return cold
         if not self._plans and len(self._window) < depth and self._may_plan():
             return PlanTask()
@@ -182,7 +175,7 @@ class Schedule:
         A step that was cut from single samples goes before its blocks have come, so that blocks of later steps can be
         under way while nobody plans, or brings what the next step lacks.
         """
-        if self._buildable:
+        if self._buildable or self._cold.has_task(self._window):
             return True
         if not self._window:
             return bool(self._plans) or not self._planning
@@ -221,6 +214,7 @@ class Schedule:
     def arrived(self, block: int, view: BlockView) -> None:
         """The answer to a FetchTask; the schedule owns the view from here on."""
         self._end_fetch(block)
+        self._cold.came_whole(block)
         self._held.put(block, view)
         for pending in self._window:
             if block in pending.lacks:
@@ -229,35 +223,33 @@ class Schedule:
                     self._buildable.append(pending)
 
     def came_loose(self, task: ColdTask, samples: LooseSamples | None) -> None:
-        """The answer to a ColdTask; with None the step waits for the block, as all others do."""
-        self._num_cold -= 1
-        pending, block = task.pending, task.block
-        if samples is None or block not in pending.lacks or pending.ready is not None:
-            return
-        pending.loose[block] = samples
-        self._loose.setdefault(block, []).append(samples)
-        pending.lacks.discard(block)
-        if not pending.lacks:
-            self._buildable.append(pending)
+        """The answer to a ColdTask; with None its steps wait for the block, as all others do."""
+        self._buildable.extend(self._cold.came(task, samples))
+        if samples is None and self._cold.want(task.block):
+            self._wanted.appendleft(task.block)
+            self._not_pressing = None
 
     def has_loose(self, block: int) -> bool:
         """Whether samples of a block were read alone and are not yet compared with it."""
-        return block in self._loose
+        return self._cold.has_unchecked(block)
 
-    def take_loose(self, block: int) -> list[LooseSamples]:
-        """The samples of a block that were read alone and not yet compared with it."""
-        return self._loose.pop(block, [])
+    def take_loose(self, block: int) -> list[Mapping[int, tuple[int, int]]]:
+        """`LooseSamples.digests` of what was read alone of a block and not yet compared with it."""
+        return self._cold.take_unchecked(block)
 
     def failed(self, block: int, error: Exception) -> None:
         """The other answer to a FetchTask: `failure_of` tells it to the steps that lack the block."""
         self._end_fetch(block)
         self._failed[block] = error
+        if not any(block in pending.lacks for pending in self._window):
+            self._unasked = (block, error)
 
     def failure_of(self, pending: PendingStep) -> tuple[int, Exception] | None:
-        """The first block that this step lacks and cannot have, and why."""
+        """The first block that this step lacks and cannot have, and why; or one that nobody waits for, as its samples
+        were read alone: nobody else would tell."""
         for block in pending.lacks & self._failed.keys():
             return block, self._failed[block]
-        return None
+        return self._unasked
 
     def take(self) -> Step | None:
         """Removes the head and returns its step, if it is ready. Its blocks stay in use until `leave`."""
@@ -265,6 +257,13 @@ class Schedule:
         if head is None or head.ready is None:
             return None
         self._window.popleft()
+        if self._cold.ends_with(head):
+            self._wanted.extend(
+                block
+                for pending in self._window
+                for block in pending.plan.blocks
+                if block in pending.lacks and self._cold.want(block)
+            )
         self._not_pressing = None
         return head.ready
 
@@ -283,7 +282,6 @@ class Schedule:
         self._held.clear()
         for steps in (self._plans, self._window, self._buildable, self._wanted, self._cold):
             steps.clear()
-        self._loose.clear()
         self._not_pressing = None
 
     def _admit(self, depth: int) -> None:
@@ -294,26 +292,13 @@ class Schedule:
                 self._epoch = plan.order.epoch
             self._held.use(plan.blocks)
             lacks = {block for block in plan.blocks if block not in self._held}
-            pending = PendingStep(plan, lacks, is_cold=self.cold_steps > 0)
-            self.cold_steps -= 1
+            pending = PendingStep(plan, lacks)
             known = self._under_way.keys() | set(self._wanted)
-            self._wanted.extend(block for block in plan.blocks if block in pending.lacks and block not in known)
+            self._wanted.extend(block for block in self._cold.admit(pending) if block not in known)
             self._not_pressing = None
             self._window.append(pending)
             if not pending.lacks:
                 self._buildable.append(pending)
-
-    def _next_cold(self) -> ColdTask | None:
-        """A block that one of the next steps lacks, as long as the run is cold."""
-        for pending in islice(self._window, _COLD_REACH):
-            if pending.is_cold:
-                pending.is_cold = False
-                self._cold.extend(ColdTask(pending=pending, block=block) for block in sorted(pending.lacks))
-        while self._cold:
-            task = self._cold.popleft()
-            if task.block in task.pending.lacks:
-                return task
-        return None
 
     def _end_fetch(self, block: int) -> None:
         self._under_way.pop(block, None)
@@ -338,7 +323,21 @@ class Schedule:
         if (block := self._first_urgent()) is not None:
             self._wanted.remove(block)
             return block
-        return self._wanted.popleft() if self._wanted and self._fits(0) else None
+        if self._wanted:
+            may = self._cold.may_fetch(len(self._under_way)) and self._fits(0)
+            return self._wanted.popleft() if may else None
+        return self._next_put_off()
+
+    def _next_put_off(self) -> int | None:
+        """A block that nobody waits for, one at a time and when half of the threads have nothing to do."""
+        block = self._cold.next_put_off()
+        if block is None or len(self._under_way) >= self._spare_threads or not self._fits(self._block_bytes):
+            return None
+        if self._bringing_put_off in self._under_way:
+            return None
+        self._cold.want(block)
+        self._bringing_put_off = block
+        return block
 
     def _first_urgent(self) -> int | None:
         """The first wanted block that the next step lacks. That there is none holds until a block is wanted anew or

@@ -12,10 +12,11 @@ from dalipipe.errors import ClosedError, DalipipeError, PipelineError, PipelineT
 from dalipipe.order.step import Step
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.cold import SampleRanges
+from dalipipe.prefetch.coldstart import COLD_PERIODS, ColdTask
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
-from dalipipe.prefetch.schedule import BuildTask, ColdTask, FetchTask, PendingStep, Schedule, Task, WarmTask
+from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task, WarmTask
 from dalipipe.prefetch.warm import EpochWarmer
 from dalipipe.telemetry import Recorder
 
@@ -246,8 +247,8 @@ class WindowPrefetcher:
                     period = self._schedule.count_samples(plans[0].blocks) // max(1, len(plans[0].ids))
                     self._controller.expect(period)
                     if self._aside is not None and not self._schedule.num_planned:
-                        # Until the first lump of blocks has come.
-                        self._schedule.cold_steps = max(1, period) if self._cold_steps is None else self._cold_steps
+                        steps = COLD_PERIODS * max(1, period) if self._cold_steps is None else self._cold_steps
+                        self._schedule.begin_cold(steps, period)
                 self._schedule.planned(plans)
                 self._changed()
 
@@ -297,7 +298,8 @@ class WindowPrefetcher:
 
     def _read_cold(self, task: ColdTask) -> None:
         assert self._aside is not None
-        samples = None if self._cache.contains(task.block) else self._aside.read(task.pending.plan, task.block)
+        plans = [pending.plan for pending in task.pendings]
+        samples = None if self._cache.contains(task.block) else self._aside.read(plans, task.block)
         with self._lock:
             if not self._closed:
                 self._schedule.came_loose(task, samples)

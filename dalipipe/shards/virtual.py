@@ -22,6 +22,7 @@ import numpy.typing as npt
 from dalipipe.errors import ConfigError, IntegrityError, ManifestError, ObjectNotFoundError, StorageError
 from dalipipe.shards.digest import digest64
 from dalipipe.shards.tar import END_BYTES, SampleExtent, member_header, padded
+from dalipipe.storage.coalesce import read_each
 from dalipipe.storage.linked import LinkedStore
 from dalipipe.storage.store import ObjectInfo, Store
 from dalipipe.storage.url import is_link, link_target, strip_slash
@@ -208,6 +209,12 @@ class DatasetStore:
             view[:] = bytes(len(view))
         self._fill(members, self._root(key, members.root), start, stop, view)
         return view
+
+    def read_many(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """As `ReadsMany.read_many`. Raises as `read`."""
+        if not is_virtual(key):
+            return read_each(self._store, key, ranges)
+        return [self.read(key, start, stop) for start, stop in ranges]
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """The objects that are there."""

@@ -13,14 +13,16 @@ import numpy as np
 from dalipipe.cache.contract import BlockView
 from dalipipe.errors import PipelineError
 from dalipipe.order.step import Sample, Step
+from dalipipe.prefetch.cold import LooseSamples
+from dalipipe.prefetch.coldstart import COLD_PERIODS, ColdTask
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlan, StepPlanner
-from dalipipe.prefetch.schedule import BuildTask, ColdTask, FetchTask, PlanTask, Schedule
+from dalipipe.prefetch.schedule import BuildTask, FetchTask, PlanTask, Schedule
 from dalipipe.simulate.events import Events
 
 _NO_SIZES = np.zeros((0, 2), np.int32)
+_LOOSE = LooseSamples(data={}, digests={})
 _MOST_TASKS = 100_000
-_MOST_ALONE = 0.5  # as `prefetch.cold`
 
 
 class Source(Protocol):
@@ -151,7 +153,8 @@ class SimulatedRank:
             period = self._schedule.count_samples(plans[0].blocks) // max(1, len(plans[0].ids))
             self._controller.expect(period)
             if not self._num_planned:
-                self._schedule.cold_steps = max(1, period) if self._cold_steps is None else self._cold_steps
+                steps = COLD_PERIODS * max(1, period) if self._cold_steps is None else self._cold_steps
+                self._schedule.begin_cold(steps, period)
         for plan in plans:
             for block in plan.blocks:
                 self._needs.setdefault(block, self._num_planned)
@@ -163,19 +166,16 @@ class SimulatedRank:
         self._source.fetch(block, self._needs.get(block, self._num_taken), lambda view, s: self._came(block, view, s))
 
     def _read_alone(self, task: ColdTask) -> None:
-        plan, block = task.pending.plan, task.block
-        num_samples = plan.blocks[block]
+        block = task.block
+        num_samples = sum(pending.plan.blocks[block] for pending in task.pendings)
 
         def arrived(found: bool) -> None:
             self._idle_threads += 1
-            self._schedule.came_loose(task, {} if found else None)
+            self._schedule.came_loose(task, _LOOSE if found else None)
             self._work()
 
-        if num_samples > _MOST_ALONE * self._schedule.count_samples([block]):
-            self._schedule.came_loose(task, None)
-            return
         self._idle_threads -= 1
-        self._source.read_alone(block, num_samples, self._number_of(plan), arrived)
+        self._source.read_alone(block, num_samples, self._number_of(task.pendings[0].plan), arrived)
 
     def _number_of(self, plan: StepPlan) -> int:
         return next(number for number, known in self._plans.items() if known is plan)

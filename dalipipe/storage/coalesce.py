@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from dalipipe.storage.ranges import PART_BYTES
-from dalipipe.storage.store import Store
+from dalipipe.storage.store import ReadsMany, Store
 
 GAP_BYTES = 64 << 10
 """Neighbours up to this far apart share a request: to read the gap costs less than a round trip."""
@@ -26,19 +27,33 @@ def coalesce(
     return requests
 
 
-def read_ranges(store: Store, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+def read_each(store: Store, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    """Reads ranges [start, stop) of one object, none empty, each as it is; all at once where the store can.
+
+    Raises:
+        StorageError: as `Store.read`.
+    """
+    if len(ranges) > 1 and isinstance(store, ReadsMany):
+        return store.read_many(key, ranges)
+    return [store.read(key, start, stop) for start, stop in ranges]
+
+
+def read_ranges(
+    store: Store, key: str, ranges: Sequence[tuple[int, int]], *, gap_bytes: int = GAP_BYTES
+) -> list[memoryview]:
     """Reads byte ranges of one object, neighbours together; views in the order of `ranges`.
 
     Raises:
         StorageError: as `Store.read`.
     """
-    pieces = {start: store.read(key, start, stop) for start, stop in coalesce([r for r in ranges if r[0] < r[1]])}
-    starts = sorted(pieces)
+    requests = coalesce([(start, stop) for start, stop in ranges if start < stop], gap_bytes=gap_bytes)
+    pieces = read_each(store, key, requests)
+    starts = [start for start, _ in requests]
     found = []
     for start, stop in ranges:
         if start >= stop:
             found.append(memoryview(b""))
             continue
-        base = max(first for first in starts if first <= start)
-        found.append(pieces[base][start - base : stop - base])
+        at = bisect_right(starts, start) - 1
+        found.append(pieces[at][start - starts[at] : stop - starts[at]])
     return found

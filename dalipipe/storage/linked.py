@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dalipipe.storage.coalesce import read_each
 from dalipipe.storage.open import open_store
 from dalipipe.storage.store import ObjectInfo, Store
 from dalipipe.storage.url import is_link, link_target, strip_slash
@@ -40,6 +41,11 @@ class LinkedStore:
         """Reads bytes [start, stop); see `Store.read`."""
         store, name = self._behind(key)
         return store.read(name, start, stop, into=into)
+
+    def read_many(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """As `ReadsMany.read_many`."""
+        store, name = self._behind(key)
+        return read_each(store, name, ranges)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """The objects of the store itself."""

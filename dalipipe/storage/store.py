@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dalipipe.masking import masked_settings
 
@@ -104,3 +104,11 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Frees connections. Idempotent."""
+
+
+@runtime_checkable
+class ReadsMany(Protocol):
+    """A store that also reads many ranges of one object at once, for less than it takes to ask for each."""
+
+    def read_many(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of each range [start, stop), none empty, in the order of `ranges`; see `Store.read`."""

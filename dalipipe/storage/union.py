@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dalipipe.errors import ObjectNotFoundError
+from dalipipe.storage.coalesce import read_each
 from dalipipe.storage.store import ObjectInfo, Store
 
 
@@ -34,6 +35,11 @@ class UnionStore:
         """As `Store.read`."""
         _, store, own_key = self._route(key)
         return store.read(own_key, start, stop, into=into)
+
+    def read_many(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """As `ReadsMany.read_many`."""
+        _, store, own_key = self._route(key)
+        return read_each(store, own_key, ranges)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """As `Store.list`; without a prefix, one store after the other."""

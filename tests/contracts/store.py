@@ -18,6 +18,7 @@ from dalipipe.errors import (
     StorageError,
 )
 from dalipipe.storage import Store, join_url
+from dalipipe.storage.coalesce import read_each
 
 PLAIN = "plain.bin"
 EMPTY = "empty"
@@ -73,6 +74,17 @@ class ReadContract:
         with pytest.raises(StorageError) as caught:
             store.read(PLAIN, start, stop)
         assert join_url(store.url, PLAIN) in str(caught.value)
+
+    def test_many_ranges_of_one_object(self, store: Store) -> None:
+        ranges = [(0, 3), (200, 256), (3, 4), (10, 100), *((i, i + 1) for i in range(100, 130))]
+        assert [bytes(piece) for piece in read_each(store, PLAIN, ranges)] == [OBJECTS[PLAIN][a:b] for a, b in ranges]
+
+    def test_many_ranges_of_which_one_is_behind_the_end_are_an_error(self, store: Store) -> None:
+        with pytest.raises(StorageError) as caught:
+            read_each(store, PLAIN, [(0, 3), (250, 257)])
+        assert join_url(store.url, PLAIN) in str(caught.value)
+        with pytest.raises(ObjectNotFoundError):
+            read_each(store, "missing", [(0, 3), (5, 7)])
 
     @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (5, 4)])
     def test_nonsense_range_is_refused(self, store: Store, start: int, stop: int) -> None:

@@ -69,29 +69,40 @@ def blocks_of(manifest: Manifest) -> set[tuple[str, int, int]]:
     }
 
 
-def test_the_first_step_needs_no_whole_block(manifest: Manifest, lake: MemoryLake) -> None:
-    blocks, gate = blocks_of(manifest), threading.Event()
+def test_the_first_period_needs_no_whole_block() -> None:
+    folder = image_set(800, block_samples=48)
+    manifest, lake = open_folder(folder), MemoryLake(folder)
+    blocks, gate, recorder = blocks_of(manifest), threading.Event(), Recorder()
 
     def hold_blocks(key: str, begin: int, end: int) -> None:
         if (key, begin, end) in blocks:
-            assert gate.wait(30)
+            assert gate.wait(60)
 
     lake.on_read = hold_blocks
+    order = orders_of(manifest, last_batch="drop")(0)
+    used = order.blocks(0, 1, np.arange(BATCH_SIZE)).blocks
+    period = 48 * len(used) // BATCH_SIZE
     # Threads that hang in blocks must leave some for samples.
-    prefetcher = start(manifest, lake, threads=64)
+    prefetcher = start(manifest, lake, threads=64, recorder=recorder)
     try:
-        step = prefetcher.next()
-        check_bytes(step)
-        assert step.ids.tolist() == orders_of(manifest)(0).ids(0, 1)[0].tolist()
+        for number in range(period):
+            step = prefetcher.next()
+            check_bytes(step)
+            assert step.ids.tolist() == order.ids(number, 1)[0].tolist()
+            step.release()
         gate.set()
-        step.release()
-        for _ in range(orders_of(manifest, last_batch="drop")(0).num_steps + 3):
+        for _ in range(order.num_steps + 3):
             step = prefetcher.next()
             check_bytes(step)
             step.release()
+        # What was read alone is only known to be right when the block has come.
+        wait_until(lambda: recorder.snapshot()["blocks_missed"] >= len(used), "the blocks that were put off")
     finally:
         gate.set()
         prefetcher.close()
+    assert {block for block, count in lake.reads.items() if block in blocks and count} >= {
+        (extent.shard, extent.start, extent.stop) for block in used.tolist() for extent in manifest.extents(block)
+    }
 
 
 def test_views_of_single_samples_stay_valid_until_release_also_after_close(

@@ -1,0 +1,204 @@
+"""The start of a run: which steps have their samples read alone, and which blocks that puts off. No threads, no time.
+
+All lanes of the order open their blocks in the same step, so a run begins with a lump of blocks, of which the first
+steps need little. While it came, nothing else would; and when it had come, half of its use would be over and the next
+lump due. So the samples of the first period are read alone, in order of need, and what the link carries beyond that
+goes to the blocks of the next period, a few at a time so that they come one after the other. A later step whose blocks
+have not come when its turn is near has its samples read alone too, until for a whole period none had to. The blocks of
+the first period follow when there is nothing else to do: for the cache, and since only with them what was read alone is
+known to be right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from dalipipe.prefetch.cold import LooseSamples
+
+if TYPE_CHECKING:
+    from dalipipe.prefetch.schedule import PendingStep
+
+COLD_PERIODS = 4
+"""`prefetch.cold_steps=auto`: so many times the steps that the blocks of the first one last, at most."""
+
+# What is read alone at once is at most this share of a block; where one step takes more, the block comes whole.
+_MAX_SHARE = 0.5
+# Samples are asked for when their step is so near, for up to so many steps at once.
+_REACH = 5
+_MAX_WAVE = 4
+# Blocks under way together while samples are read alone: a link that is full would bring more only later.
+_BLOCKS_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdTask:
+    """Read the samples of some steps that lie in a block alone, as the block will take longer."""
+
+    pendings: tuple[PendingStep, ...]
+    block: int
+
+
+class ColdStart:
+    """Not thread-safe: the owner of the schedule guards it.
+
+    Args:
+        block_bytes: mean size of a block.
+        num_samples: of a block.
+        threads: so many at most read samples alone.
+    """
+
+    def __init__(self, *, block_bytes: int, num_samples: Callable[[int], int], threads: int) -> None:
+        self._max_blocks = max(1, _BLOCKS_BYTES // block_bytes)
+        self._num_samples = num_samples
+        self._threads = threads
+        self._num_reading = 0
+        self._period = 1
+        self._num_left = 0
+        self._num_clean = 0
+        self._num_lump = 0
+        self._wave = 1
+        self._tasks: deque[ColdTask] = deque()
+        self._num_admitted = 0
+        self._put_off: dict[int, int] = {}  # and the number of the first step that has it brought in its turn again
+        self._whole: set[int] = set()  # blocks that some step needs more of than is read alone
+        self._unchecked: dict[int, list[Mapping[int, tuple[int, int]]]] = {}
+
+    def begin(self, num_steps: int, period: int) -> None:
+        """At most the next `num_steps` steps have their samples read alone; the blocks of the first one are used for
+        `period` steps."""
+        self._num_left = num_steps
+        self._period = max(1, period)
+        self._num_lump = min(num_steps, period)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether steps may still have their samples read alone."""
+        return self._num_left > 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """So many steps more than usual belong into the window: those whose blocks can still come before their turn."""
+        return self._period if self.is_on else 0
+
+    def may_fetch(self, num_under_way: int) -> bool:
+        """Whether another block may be begun beside those that are under way."""
+        return not self.is_on or num_under_way < self._max_blocks
+
+    def admit(self, pending: PendingStep) -> list[int]:
+        """A step enters the window; the blocks that it lacks and that are to be brought for it, in order of need."""
+        pending.number = self._num_admitted
+        self._num_admitted += 1
+        wanted = []
+        for block in pending.plan.blocks:
+            if block not in pending.lacks:
+                continue
+            if not self._is_small(pending, block):
+                self._whole.add(block)
+            elif pending.number < self._num_lump and block not in self._whole:
+                self._put_off.setdefault(block, self._num_lump)
+            if not (self.is_on and pending.number < self._put_off.get(block, 0)) or block in self._whole:
+                self._put_off.pop(block, None)
+                wanted.append(block)
+        return wanted
+
+    def came_whole(self, block: int) -> None:
+        """The block is near."""
+        self._put_off.pop(block, None)
+        self._whole.discard(block)
+
+    def want(self, block: int) -> bool:
+        """The block is put off no more; whether it was."""
+        return self._put_off.pop(block, None) is not None
+
+    def next_put_off(self) -> int | None:
+        """The first block that was put off, once the start is over."""
+        return None if self.is_on else next(iter(self._put_off), None)
+
+    def has_task(self, window: Iterable[PendingStep]) -> bool:
+        """Whether a free thread would be given samples to read."""
+        if self._num_reading >= self._threads:
+            return False
+        return bool(self._tasks) or (self.is_on and any(not pending.is_asked for pending in islice(window, _REACH)))
+
+    def next_task(self, window: Iterable[PendingStep], wanted: deque[int]) -> ColdTask | None:
+        """The samples to read next: those of the nearest step first. Their blocks leave `wanted`."""
+        if self._num_reading >= self._threads:
+            return None
+        if self.is_on:
+            self._ask(window, wanted)
+        while self._tasks:
+            task = self._tasks.popleft()
+            if any(task.block in pending.lacks for pending in task.pendings):
+                self._num_reading += 1
+                return task
+        return None
+
+    def came(self, task: ColdTask, samples: LooseSamples | None) -> list[PendingStep]:
+        """The answer to a task; the steps that lack nothing more. With None they wait for the block."""
+        self._num_reading -= 1
+        if samples is None:
+            self._whole.add(task.block)
+            return []
+        waiting = [pending for pending in task.pendings if task.block in pending.lacks]
+        for pending in waiting:
+            pending.loose[task.block] = samples
+            pending.lacks.discard(task.block)
+        if waiting:
+            self._unchecked.setdefault(task.block, []).append(samples.digests)
+        return [pending for pending in waiting if not pending.lacks]
+
+    def ends_with(self, pending: PendingStep) -> bool:
+        """A step leaves the window; whether the start is over with it, so that no block is put off any more."""
+        was_on = self.is_on
+        self._num_clean = 0 if pending.loose else self._num_clean + 1
+        self._num_left = 0 if self._num_clean >= self._period else self._num_left - 1
+        return was_on and not self.is_on
+
+    def has_unchecked(self, block: int) -> bool:
+        """Whether samples of the block were read alone and are not compared with it yet."""
+        return block in self._unchecked
+
+    def take_unchecked(self, block: int) -> list[Mapping[int, tuple[int, int]]]:
+        """`LooseSamples.digests` of what was read alone of a block and not compared with it yet."""
+        return self._unchecked.pop(block, [])
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._tasks.clear()
+        self._put_off.clear()
+        self._whole.clear()
+        self._unchecked.clear()
+
+    def _ask(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
+        near = list(islice(window, _REACH + _MAX_WAVE))
+        for first, pending in enumerate(near[:_REACH]):
+            if pending.is_asked:
+                continue
+            self._ask_for(near[first : first + self._wave], wanted)
+            self._wave = min(_MAX_WAVE, 2 * self._wave)
+
+    def _ask_for(self, wave: Sequence[PendingStep], wanted: deque[int]) -> None:
+        """Cuts what some steps lack into tasks, by block; a block that is not under way does not come for them."""
+        by_block: dict[int, list[PendingStep]] = {}
+        num_samples: Counter[int] = Counter()
+        for pending in wave:
+            pending.is_asked = True
+            for block in sorted(pending.lacks):
+                if not self._is_small(pending, block):
+                    continue
+                if block in wanted and block not in self._whole:
+                    wanted.remove(block)
+                    self._put_off[block] = pending.number + self._period
+                num_samples[block] += pending.plan.blocks[block]
+                if num_samples[block] > _MAX_SHARE * self._num_samples(block):
+                    self._tasks.append(ColdTask(pendings=tuple(by_block.pop(block)), block=block))
+                    num_samples[block] = pending.plan.blocks[block]
+                by_block.setdefault(block, []).append(pending)
+        self._tasks.extend(ColdTask(pendings=tuple(steps), block=block) for block, steps in by_block.items())
+
+    def _is_small(self, pending: PendingStep, block: int) -> bool:
+        return pending.plan.blocks[block] <= _MAX_SHARE * self._num_samples(block)

@@ -1,0 +1,240 @@
+"""The schedule, whatever order its tasks end in: no step is stuck, no block comes twice, and all is compared."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dalipipe.prefetch.cold import LooseSamples
+from dalipipe.prefetch.coldstart import ColdTask
+from dalipipe.prefetch.plan import StepPlan
+from dalipipe.prefetch.schedule import BuildTask, FetchTask, PlanTask, Schedule
+
+BLOCK_BYTES = 8 << 20
+NO_BYTES = np.zeros(0, np.int64)
+
+
+@dataclass
+class View:
+    """A block in memory."""
+
+    held_bytes: int = BLOCK_BYTES
+    tier: str = "lake"
+    released: bool = False
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+@dataclass
+class Threads:
+    """What some threads would do with a schedule, one thing after the other, in an order that chance chooses."""
+
+    schedule: Schedule
+    plans: deque[list[StepPlan]]
+    num_threads: int
+    depth: int
+    near: set[int]
+    choose: random.Random
+    busy: list[Any] = field(default_factory=list)
+    without_room: list[int] = field(default_factory=list)
+    views: dict[int, View] = field(default_factory=dict)
+    read_alone: set[int] = field(default_factory=set)
+    num_fetched: int = 0
+
+    def work(self) -> bool:
+        """Does one thing; False when there is nothing to do."""
+        for block in self.without_room:
+            if self.schedule.reserve(block, BLOCK_BYTES):
+                self.without_room.remove(block)
+                self.busy.append(FetchTask(block=block))
+                return True
+            if self.schedule.is_pressing():
+                self.without_room.remove(block)
+                self.schedule.give_back(block)
+                return self.start()
+        can_start = len(self.busy) + len(self.without_room) < self.num_threads
+        if can_start and (not self.busy or self.choose.random() < 0.5) and self.start():
+            return True
+        if self.busy:
+            self.end(self.busy.pop(self.choose.randrange(len(self.busy))))
+            return True
+        return False
+
+    def start(self) -> bool:
+        task = self.schedule.next_task(self.depth)
+        if isinstance(task, FetchTask):
+            if self.schedule.reserve(task.block, BLOCK_BYTES):
+                self.busy.append(task)
+            else:
+                self.without_room.append(task.block)
+        elif task is not None:
+            self.busy.append(task)
+        return task is not None
+
+    def end(self, task: Any) -> None:
+        if isinstance(task, BuildTask):
+            blocks = task.pending.plan.blocks
+            assert all(block in task.views or block in task.pending.loose for block in blocks)
+            task.pending.ready = task.pending.plan  # type: ignore[assignment]
+        elif isinstance(task, ColdTask):
+            near = task.block in self.near
+            self.read_alone.add(task.block)
+            samples = None if near else LooseSamples(data={}, digests={0: (1, 1)})
+            self.schedule.came_loose(task, samples)
+        elif isinstance(task, FetchTask):
+            self.num_fetched += 1
+            self.schedule.take_loose(task.block)
+            old = self.views.get(task.block)
+            assert old is None or old.released, "a block came that was there"
+            view = self.views[task.block] = View()
+            self.schedule.arrived(task.block, view)  # type: ignore[arg-type]
+        elif isinstance(task, PlanTask) and self.plans:  # else the planner never answers
+            self.schedule.planned(self.plans.popleft())
+
+
+def plan(step: int, blocks: dict[int, int]) -> StepPlan:
+    order: Any = SimpleNamespace(epoch=0)
+    return StepPlan(order=order, step=step, ids=NO_BYTES, valid=NO_BYTES.astype(bool), blocks=blocks)
+
+
+def lanes(num_lanes: int, num_periods: int, block_samples: int, a_step: int) -> list[dict[int, int]]:
+    """Blocks as the order uses them: a lane's own, one after the other, all lanes in step."""
+    steps: list[dict[int, int]] = []
+    for at in range(0, num_periods * block_samples, a_step):
+        counts: dict[int, int] = {}
+        for lane in range(num_lanes):
+            for place in range(at, at + a_step):
+                block = lane + num_lanes * (place // block_samples)
+                counts[block] = counts.get(block, 0) + 1
+        steps.append(counts)
+    return steps
+
+
+STEPS = st.one_of(
+    st.builds(lanes, st.integers(1, 4), st.integers(1, 6), st.integers(2, 9), st.integers(1, 9)),
+    st.lists(st.dictionaries(st.integers(0, 12), st.integers(1, 9), max_size=5), min_size=1, max_size=30),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    steps: list[dict[int, int]]
+    block_samples: int
+    cap_blocks: int
+    num_threads: int
+    depth: int
+    cold_steps: int
+    period: int
+    near: set[int]
+    seed: int
+
+
+CASES = st.builds(
+    Case,
+    steps=STEPS,
+    block_samples=st.integers(2, 9),
+    cap_blocks=st.sampled_from([1, 2, 5, 100]),
+    num_threads=st.integers(1, 6),
+    depth=st.integers(1, 12),
+    cold_steps=st.integers(0, 30),
+    period=st.integers(0, 8),
+    near=st.sets(st.integers(0, 12)),
+    seed=st.integers(0, 2**32),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(CASES)
+def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> None:
+    schedule = Schedule(
+        cap_bytes=case.cap_blocks * BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+        num_samples=lambda block: case.block_samples,
+        spare_threads=max(1, case.num_threads // 2),
+    )
+    schedule.begin_cold(min(case.cold_steps, len(case.steps)), case.period)
+    choose = random.Random(case.seed)
+    plans = [plan(number, blocks) for number, blocks in enumerate(case.steps)]
+    windows: deque[list[StepPlan]] = deque()
+    while plans:
+        cut = choose.randint(1, 9)
+        windows.append(plans[:cut])
+        plans = plans[cut:]
+    threads = Threads(schedule, windows, case.num_threads, case.depth, case.near, choose)
+    handed_out: deque[StepPlan] = deque()
+    num_taken = num_idle = 0
+    while num_taken < len(case.steps):
+        step: Any = schedule.take()
+        if step is not None:
+            assert step.step == num_taken
+            num_taken += 1
+            handed_out.append(step)
+        elif not threads.work():
+            num_idle += 1
+            assert handed_out or num_idle < 3, f"step {num_taken} is stuck"
+        # As a graph that decodes some batches at once.
+        if handed_out and (len(handed_out) > 2 or not threads.busy):
+            schedule.leave(list(handed_out.popleft().blocks))
+    while handed_out:
+        schedule.leave(list(handed_out.popleft().blocks))
+    while threads.work():
+        assert threads.num_fetched < 1000, "the schedule does not come to rest"
+    assert not any(schedule.has_loose(block) for block in threads.read_alone)
+    if not case.cold_steps:
+        assert not threads.read_alone
+    schedule.clear()
+    assert all(view.released for view in threads.views.values())
+
+
+def test_samples_of_the_first_period_are_read_alone_while_blocks_of_the_second_come() -> None:
+    steps = lanes(4, 3, 16, 2)
+    schedule = Schedule(
+        cap_bytes=100 * BLOCK_BYTES, block_bytes=BLOCK_BYTES, num_samples=lambda block: 16, spare_threads=6
+    )
+    schedule.begin_cold(16, 8)
+    first = schedule.next_task(10)
+    assert isinstance(first, PlanTask)
+    schedule.planned([plan(number, blocks) for number, blocks in enumerate(steps)])
+    tasks = []
+    while (task := schedule.next_task(10)) is not None:
+        if not isinstance(task, PlanTask):
+            tasks.append(task)
+    alone = [
+        (task.block, [pending.number for pending in task.pendings]) for task in tasks if isinstance(task, ColdTask)
+    ]
+    assert alone == [(0, [0]), (1, [0]), (2, [0]), (3, [0]), (0, [1, 2]), (1, [1, 2])]
+    # Not more than a link needs to be full, so that they come one after the other.
+    assert [task.block for task in tasks if isinstance(task, FetchTask)] == [4, 5, 6, 7]
+
+
+def test_a_block_that_nobody_waits_for_and_cannot_be_had_is_told() -> None:
+    steps = lanes(1, 2, 8, 1)
+    schedule = Schedule(
+        cap_bytes=9 * BLOCK_BYTES, block_bytes=BLOCK_BYTES, num_samples=lambda block: 8, spare_threads=1
+    )
+    schedule.begin_cold(8, 8)
+    threads = Threads(
+        schedule, deque([[plan(number, blocks) for number, blocks in enumerate(steps)]]), 4, 3, set(), random.Random(0)
+    )
+    for _ in range(9):
+        while schedule.take() is None:
+            assert threads.work()
+    error = OSError("gone")
+    for _ in range(100):
+        broken = [task for task in threads.busy if isinstance(task, FetchTask) and task.block == 0]
+        if broken:
+            threads.busy.remove(broken[0])
+            schedule.failed(0, error)
+            break
+        threads.work()
+    assert schedule.head is not None
+    assert schedule.failure_of(schedule.head) == (0, error)
