@@ -58,6 +58,9 @@ _TRANSIENT_WORDS = (
     "operation timed out",
     "connection closed",
 )
+# How clients tell that they gave up waiting; the last two stand in what obstore appends to a message that speaks of a
+# broken body.
+_TIMED_OUT_WORDS = ("timed out", "timeouterror", "timedout", "kind: timeout")
 _THROTTLE_STATUS = frozenset({429, 503})
 _STALE_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -186,7 +189,7 @@ def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
         return AccessDeniedError, "; check credentials and permissions"
     if number in (errno.ENOSPC, errno.EDQUOT) or status == 507:
         return NoSpaceError, "; free some space or raise the quota"
-    if isinstance(error, TimeoutError) or "timed out" in text or "timeouterror" in text:
+    if isinstance(error, TimeoutError) or any(words in text for words in _TIMED_OUT_WORDS):
         return StorageTimeoutError, "; raise storage.request_timeout_s or storage.read_timeout_s if the store is slow"
     return StorageError, ""
 

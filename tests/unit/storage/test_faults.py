@@ -88,6 +88,12 @@ def test_stall_is_read_again_after_the_read_timeout(server: WebServer, open_at: 
     assert bytes(open_at(retries=2, read_timeout_s=0.3).read("x", 0, 1000)) == DATA[:1000]
 
 
+def test_stall_that_the_client_gives_up_is_a_timeout_too(server: WebServer, open_at: Callable[..., Store]) -> None:
+    server.faults["x"] = ["stall"]
+    with pytest.raises(StorageTimeoutError, match=rf"cannot read {server.url}/x.*read_timeout_s"):
+        open_at(retries=0, read_timeout_s=0.3).read("x", 0, 1000)
+
+
 def test_stall_that_lasts_ends_at_the_deadline_of_the_call(server: WebServer, open_at: Callable[..., Store]) -> None:
     server.faults["x"] = ["stall"] * 9
     with within(3):
