@@ -16,15 +16,13 @@ from dalipipe.storage.budget import declared_rate, open_budget
 from dalipipe.storage.calls import CallPool
 from dalipipe.storage.failures import is_throttling, is_transient
 from dalipipe.storage.gradient import GradientLimit
-from dalipipe.storage.hedging import HedgePolicy
+from dalipipe.storage.hedging import Flight, HedgePolicy
 from dalipipe.storage.retry import call_with_retries
 from dalipipe.storage.store import StorageConfig
 
 R = TypeVar("R")
 Record = Callable[[str, float], None]
 """Adds an amount to a counter by name; what `Recorder.add` does."""
-
-_LOOK_AGAIN_S = 0.1
 
 
 def discard(_name: str, _amount: float) -> None:
@@ -135,37 +133,35 @@ class Transport:
         return answer
 
     def _send(self, call: Callable[[], R], action: str, num_bytes: int, deadline_s: float, hedge: bool) -> R:
-        began_s = time.monotonic()
-        first = self._calls.submit(call)
-        second: Future[R] | None = None
-        if hedge:
-            self.hedging.started()
-            if self._lags(first, num_bytes, began_s, deadline_s) and self.hedging.may_hedge():
+        if not hedge:
+            return self._calls.run(call, timeout_s=deadline_s - time.monotonic(), action=action)
+        flight = self.hedging.started(num_bytes)
+        try:
+            first = self._calls.submit(call)
+            second: Future[R] | None = None
+            if self._lags(first, flight, deadline_s):
                 second = self._calls.submit(call)
                 self._record("hedges", 1)
-        answer = self._first_of(first, second, deadline_s - time.monotonic(), action)
-        if hedge:
-            self.hedging.finished(num_bytes, time.monotonic() - began_s)
+            answer, hedge_won = self._first_of(first, second, deadline_s - time.monotonic(), action)
+        except BaseException:
+            self.hedging.failed(flight)
+            raise
+        self.hedging.finished(flight, hedge_won=hedge_won)
         return answer
 
-    def _lags(self, first: Future[R], num_bytes: int, began_s: float, deadline_s: float) -> bool:
-        """Waits for the answer until a hedge is due; whether it is."""
-        while True:
-            # Asked for again each time: the first requests of a run are out before anything is known.
-            threshold_s = self.hedging.threshold_s(num_bytes)
-            now_s = time.monotonic()
-            if now_s >= deadline_s:
+    def _lags(self, first: Future[R], flight: Flight, deadline_s: float) -> bool:
+        """Waits for the answer until a hedge is to be sent; whether it is."""
+        # Asked again each time: what is known changes, and so does what else is under way.
+        while (wait_s := self.hedging.hedge_in_s(flight)) > 0:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or self._calls.settles([first], min(wait_s, left_s)):
                 return False
-            due_s = now_s + _LOOK_AGAIN_S if threshold_s is None else began_s + threshold_s
-            if threshold_s is not None and now_s >= due_s:
-                return True
-            if self._calls.settles([first], min(due_s, deadline_s) - now_s):
-                return False
+        return True
 
-    def _first_of(self, first: Future[R], second: Future[R] | None, left_s: float, action: str) -> R:
-        """The first good answer of a request and its hedge; the error of the request when both fail."""
+    def _first_of(self, first: Future[R], second: Future[R] | None, left_s: float, action: str) -> tuple[R, bool]:
+        """The first good answer of a request and its hedge, and whether the hedge gave it; else the request's error."""
         if second is None:
-            return self._calls.wait(first, left_s, action)
+            return self._calls.wait(first, left_s, action), False
         deadline_s = time.monotonic() + left_s
         self._calls.settles([first, second], left_s)
         won = second.done() and not first.done()
@@ -181,7 +177,6 @@ class Transport:
         finally:
             self._calls.abandon(first)
             self._calls.abandon(second)
-        self.hedging.hedged(won=won)
         if won:
             self._record("hedges_won", 1)
-        return answer
+        return answer, won

@@ -109,10 +109,13 @@ class FaultProxy:
 
     async def _end(self) -> None:
         self._ending = True
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Connections that were just accepted get their task first: cancelled before its first line it closes nothing.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for _, writer in self._idle:
             writer.transport.abort()
         await asyncio.sleep(0.01)
