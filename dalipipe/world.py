@@ -75,12 +75,6 @@ def store_address(environ: Mapping[str, str] | None = None) -> tuple[str, int, i
     return env["MASTER_ADDR"], _integer(env, "MASTER_PORT", 0), _integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
 
 
-def has_http_proxy(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether requests of `http://` URLs are to go through a proxy (`http_proxy`, `all_proxy`, in either case)."""
-    env = os.environ if environ is None else environ
-    return any(env.get(name) for given in ("http_proxy", "all_proxy") for name in (given, given.upper()))
-
-
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name, default))

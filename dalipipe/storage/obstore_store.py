@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +23,6 @@ from dalipipe.storage.failures import (
     translate,
 )
 from dalipipe.storage.obstore_client import open_client, open_credentials
-from dalipipe.storage.plain import Part
-from dalipipe.storage.plain_way import open_plain
 from dalipipe.storage.ranges import PART_BYTES, check_range, empty_range, flat_bytes, short_answer, split_range
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.transport import Record, Transport, discard
@@ -67,7 +66,6 @@ class ObstoreStore:
         self._reopening = threading.Lock()
         self._transport = Transport(self._shown, config, record)
         self._parts = CallPool(url=self._shown, num_threads=config.concurrency)
-        self._plain = open_plain(self._url, config)
 
     def __reduce__(self) -> tuple[type[ObstoreStore], tuple[str, StorageConfig]]:
         return type(self), (self._url, self._config)
@@ -169,8 +167,6 @@ class ObstoreStore:
         """Ends the threads; calls that wait raise ClosedError."""
         self._transport.close()
         self._parts.close()
-        if self._plain is not None:
-            self._plain.close()
 
     def _refuse_read_only(self, verb: str, shown: str) -> None:
         if self._read_only:
@@ -196,23 +192,18 @@ class ObstoreStore:
             etag = answer.etag
             target[low - start : high - start] = answer.data
 
-    def _part(self, key: str, start: int, stop: int) -> Part:
+    def _part(self, key: str, start: int, stop: int) -> _Part:
         """The checked bytes of [start, stop), one request; a short answer is asked for once more."""
         shown = object_url(self._shown, key)
         action, found = f"read {shown}", 0
         for _ in range(2):
             answer = self._ask(
-                lambda client: self._get_part(client, key, start, stop), action, num_bytes=stop - start, hedge=True
+                lambda client: _get_part(client, key, start, stop), action, num_bytes=stop - start, hedge=True
             )
-            if isinstance(answer, Part):
+            if isinstance(answer, _Part):
                 return answer
             found = answer
         raise short_answer(shown, start, stop, found)
-
-    def _get_part(self, client: Any, key: str, start: int, stop: int) -> Part | int:
-        """The bytes of [start, stop), or only their number when the store answered fewer."""
-        answer = None if self._plain is None else self._plain.get(client, key, start, stop)
-        return _get_part(client, key, start, stop) if answer is None else answer
 
     def _read_to_end(self, key: str, start: int) -> memoryview:
         """One request for a small object; the first answer tells the size of a large one, and its version."""
@@ -299,6 +290,14 @@ class ObstoreStore:
             yield body[low:high]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Bytes of a range, and the version of the object that they are of."""
+
+    data: memoryview
+    etag: str
+
+
 def _body(data: bytes | memoryview | Path, *, in_memory: bool) -> tuple[memoryview | Path, int]:
     """What the client sends, and its size. A file is streamed by the client unless it must be one request."""
     if not isinstance(data, Path):
@@ -313,7 +312,7 @@ def _body(data: bytes | memoryview | Path, *, in_memory: bool) -> tuple[memoryvi
     return view, len(view)
 
 
-def _get_part(client: Any, key: str, start: int, stop: int) -> Part | int:
+def _get_part(client: Any, key: str, start: int, stop: int) -> _Part | int:
     """The bytes of [start, stop), or only their number when the store answered fewer."""
     import obstore
     from obstore.exceptions import GenericError
@@ -326,7 +325,7 @@ def _get_part(client: Any, key: str, start: int, stop: int) -> Part | int:
         if found is None:
             raise
         return int(found[2]) - int(found[1])
-    return Part(data=data, etag=str(answer.meta["e_tag"] or "")) if len(data) == stop - start else len(data)
+    return _Part(data=data, etag=str(answer.meta["e_tag"] or "")) if len(data) == stop - start else len(data)
 
 
 def _get_many(client: Any, key: str, ranges: Sequence[tuple[int, int]], shown: str) -> list[memoryview]:
@@ -342,7 +341,7 @@ def _get_many(client: Any, key: str, ranges: Sequence[tuple[int, int]], shown: s
     return pieces
 
 
-def _get_first(client: Any, key: str, start: int) -> tuple[Part, int]:
+def _get_first(client: Any, key: str, start: int) -> tuple[_Part, int]:
     """The first part from `start`, and the size of the whole object."""
     import obstore
     from obstore.exceptions import NotSupportedError
@@ -357,7 +356,7 @@ def _get_first(client: Any, key: str, start: int) -> tuple[Part, int]:
     meta = answer.meta
     data = memoryview(answer.bytes()).cast("B")
     data = data[start:] if answer.range == (0, int(meta["size"])) and start else data
-    return Part(data=data, etag=str(meta["e_tag"] or "")), int(meta["size"])
+    return _Part(data=data, etag=str(meta["e_tag"] or "")), int(meta["size"])
 
 
 def _is_behind_the_end(error: BaseException) -> bool:

@@ -46,9 +46,6 @@ class StorageConfig:
     """An AWS credentials file that something else renews; read again before its credentials expire."""
     profile: str = "default"
     """The section of `credentials_file`."""
-    plain_http: bool = True
-    """Ranges of `http://` URLs and of S3 endpoints without TLS are read by sockets of our own, which takes the least
-    CPU; all else, and what they cannot do, by the full client. False: all by the full client."""
     options: dict[str, Any] = field(default_factory=dict)
     """What a client takes beyond its URL: an fsspec file system (`+storage.options.user=me`), or, by names that begin
     with `aws_`, `google_` or `azure_`, that of S3, GCS or Azure (`+storage.options.azure_storage_account_name=me`)."""
