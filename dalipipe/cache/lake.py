@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from dalipipe.cache.firstread import FirstReads
 from dalipipe.errors import (
     AccessDeniedError,
@@ -18,6 +16,7 @@ from dalipipe.errors import (
     StorageTimeoutError,
 )
 from dalipipe.shards.digest import NO_DIGEST, digest64
+from dalipipe.storage.buffers import BufferPool
 from dalipipe.storage.ranges import PART_BYTES
 from dalipipe.storage.url import OBJECT_SCHEMES, scheme_of
 from dalipipe.telemetry import Recorder, Stage
@@ -90,6 +89,7 @@ class LakeReader:
         # The answer to one request of these stores is memory of its own; plain files are read into a buffer, and fsspec
         # copies in any case.
         self._hands_over = scheme_of(store.url) in OBJECT_SCHEMES
+        self._buffers = BufferPool()
 
     def read(self, block: int) -> memoryview:
         """Returns the block's bytes, uint8 [block_bytes], read-only, its extents joined.
@@ -102,7 +102,7 @@ class LakeReader:
         if self._hands_over and len(extents) == 1 and extents[0].stop - extents[0].start <= PART_BYTES:
             with self._recorder.span(Stage.LAKE):
                 return self._read_checked(extents[0]).toreadonly()
-        buffer = np.empty(sum(extent.stop - extent.start for extent in extents), np.uint8).data
+        buffer = self._buffers.take(sum(extent.stop - extent.start for extent in extents))
         at = 0
         with self._recorder.span(Stage.LAKE):
             for extent in extents:
@@ -144,7 +144,7 @@ class LakeReader:
         return found
 
     def _read_joined(self, key: str, start: int, stop: int) -> memoryview:
-        into = None if self._hands_over else np.empty(stop - start, np.uint8).data
+        into = None if self._hands_over else self._buffers.take(stop - start)
         data = self._store.read(key, start, stop, into=into)
         self._recorder.add("bytes_read.lake", len(data))
         return data.toreadonly()

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dalipipe.cache.blockstore import SET_BLOCKS, TRAILER_BYTES, is_whole, trailer
 from dalipipe.cache.contract import EvictionPolicy
 from dalipipe.cache.firstread import FirstReads
 from dalipipe.cache.lake import BlockMap, Fetched, LakeReader
 from dalipipe.errors import ObjectNotFoundError, StorageError
+from dalipipe.storage.buffers import BufferPool
 from dalipipe.telemetry import Recorder
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ class Pool:
         self._store = store
         self._identity = identity
         self._recorder = recorder
+        self._buffers = BufferPool()
         self._clock = clock
         self._lock = threading.Lock()
         self._rests_until_s = float("-inf")
@@ -58,7 +58,7 @@ class Pool:
         reached."""
         if not self.policy.admits(block) or self._clock() < self._rests_until_s:
             return None
-        buffer = np.empty(num_bytes + TRAILER_BYTES, np.uint8).data
+        buffer = self._buffers.take(num_bytes + TRAILER_BYTES)
         try:
             self._store.read(self._key(block), 0, len(buffer), into=buffer)
         except ObjectNotFoundError:
