@@ -65,12 +65,13 @@ def make_data(
     """Packs `num_images` JPEGs (few different ones, under many names) into shards of 64 MiB; returns their folder."""
     lake = root / "lake" / "0"
     lake.mkdir(parents=True)
+    num_unique = min(_UNIQUE, max(8, num_images // 16))
     for i in range(num_images):
         path = lake / f"{i:06d}.jpg"
-        if i < _UNIQUE:
+        if i < num_unique:
             path.write_bytes(jpeg_bytes(i, height=height, width=width, quality=quality))
         else:
-            path.hardlink_to(lake / f"{i % _UNIQUE:06d}.jpg")
+            path.hardlink_to(lake / f"{i % num_unique:06d}.jpg")
     config = PackConfig(shard_bytes="64MiB", block_bytes=block_bytes, workers=1, check="header")
     pack(str(root / "lake"), str(root / "set"), config, StorageConfig())
     shutil.rmtree(root / "lake")
@@ -81,34 +82,39 @@ def make_data(
 
 
 def train(url: str, cache: Path, *, step_s: float, num_steps: int, epochs: int = 1, extra: tuple[str, ...] = ()) -> Any:
-    """Emulated T1 training: AU and CPU seconds by epoch, seconds to the first batch, and the loader's figures."""
+    """Emulated T1 training: by epoch AU, CPU seconds, waits and step times, and the loader's figures.
+
+    All but `first_batch_s` and `stats` begin with the first batch. `ended_s` is when each step ended, in seconds since.
+    """
     import dalipipe
 
     overrides = [f"data.url={url}", f"cache.dir={cache}", f"loader.batch_size={BATCH_SIZE}", "device=cpu", *extra]
-    au, cpu_s, first_s = [], [], 0.0
+    found: dict[str, Any] = {"au": [], "cpu_s": [], "waits_s": [], "ended_s": []}
     began = time.perf_counter()
     with dalipipe.load("train", overrides) as loader:
         for epoch in range(epochs):
             wall = computed = used_s = 0.0
+            waits_s: dict[str, float] = {}
+            ended_s: list[float] = []
             loader.set_epoch(epoch)
             for number, _ in enumerate(loader):
-                now = time.perf_counter()
                 if number == 0:
-                    wall, used_s = now, time.process_time()
-                    first_s = first_s or now - began
+                    waits_s = loader.stats()["wait_by_s"]
+                    wall, used_s = time.perf_counter(), time.process_time()
+                    found.setdefault("first_batch_s", round(wall - began, 2))
+                now = time.perf_counter()
                 time.sleep(step_s)
                 computed += time.perf_counter() - now
+                ended_s.append(time.perf_counter() - wall)
                 if number + 1 == num_steps:
                     break
-            au.append(computed / (time.perf_counter() - wall))
-            cpu_s.append(time.process_time() - used_s)
-        stats = loader.stats()
-    return {
-        "au": [round(value, 4) for value in au],
-        "cpu_s": cpu_s,
-        "first_batch_s": round(first_s, 2),
-        "stats": stats,
-    }
+            found["au"].append(round(computed / ended_s[-1], 4))
+            found["cpu_s"].append(time.process_time() - used_s)
+            after_s = loader.stats()["wait_by_s"]
+            found["waits_s"].append({kind: seconds - waits_s.get(kind, 0.0) for kind, seconds in after_s.items()})
+            found["ended_s"].append(ended_s)
+        found["stats"] = loader.stats()
+    return found
 
 
 def cpu_rate(folder: Path, cache: Path, num_steps: int) -> float:
@@ -238,9 +244,10 @@ def run_window(
 def part_tail(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The 2 x 2 of hedging and depth on a store with a heavy tail; small blocks, so that a step needs many requests."""
     num_steps, step_s = (12, 0.25) if args.quick else (100, 0.25)
+    depths: tuple[int | str, ...] = ("auto",) if args.quick else (2, "auto")
     folder = make_data(work, 1024 if args.quick else 2560, "256KiB")
     found: dict[str, Any] = {"step_s": step_s}
-    for depth in (2, "auto"):
+    for depth in depths:
         for hedge in (False, True):
             with lake(folder) as server:
                 server.mode("tail")
@@ -252,6 +259,7 @@ def part_tail(_folder: Path, work: Path, args: argparse.Namespace) -> dict[str, 
             if hedge:
                 requests = run.counts["requests.lake"]
                 found[f"hedges_share_{name}"] = round(run.counts.get("hedges", 0) / requests, 4)
+                found[f"hedges_won_{name}"] = int(run.counts.get("hedges_won", 0))
     return found
 
 
