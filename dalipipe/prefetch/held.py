@@ -82,6 +82,11 @@ class HeldBlocks:
             if len(upcoming) == 1 and held is not None and not held.users:
                 self._offer(block, held)
 
+    def next_use(self, block: int) -> int | None:
+        """The number of the next announced step that will use the block and is not in the window yet."""
+        upcoming = self._upcoming.get(block)
+        return upcoming[0] if upcoming else None
+
     def use(self, blocks: dict[int, int]) -> None:
         """The next announced step enters the window; `blocks` counts its samples by block."""
         for block, num_samples in blocks.items():

@@ -76,6 +76,7 @@ def open_prefetcher(
             num_samples=lambda block: _num_samples(manifest, block),
             spare_threads=max(1, config.threads // 2),
             warms=config.whole_epoch,
+            most_blocks=most_blocks,
         ),
         config=config,
         block_bytes=manifest.block_bytes,

@@ -13,6 +13,7 @@ from dalipipe.prefetch.coldstart import ColdStart, ColdTask
 from dalipipe.prefetch.depth import MIN_DEPTH
 from dalipipe.prefetch.held import MAX_VIEWS, HeldBlocks
 from dalipipe.prefetch.plan import StepPlan
+from dalipipe.prefetch.together import Neighbours
 
 # Steps planned beyond the window, so that a block's next use is known when its step leaves.
 _LOOKAHEAD_STEPS = 32
@@ -50,9 +51,10 @@ class BuildTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchTask:
-    """Bring a block near."""
+    """Bring a block near, and `beside` as far as they come by the same request; the others are given back."""
 
     block: int
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class Schedule:
         num_samples: of a block.
         spare_threads: so many threads at most read samples alone, or blocks from beyond the window.
         warms: whether blocks from beyond the window are brought at all.
+        most_blocks: that one request brings together.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Schedule:
         num_samples: Callable[[int], int],
         spare_threads: int = 1,
         warms: bool = False,
+        most_blocks: int = 1,
     ) -> None:
         self._cap_bytes = cap_bytes
         self._block_bytes = block_bytes
@@ -97,6 +101,7 @@ class Schedule:
         self._held = HeldBlocks(num_samples)
         self._plans: deque[StepPlan] = deque()
         self._num_announced = 0
+        self._num_admitted = 0
         self._planning = False
         self._window: deque[PendingStep] = deque()
         self._buildable: deque[PendingStep] = deque()
@@ -105,6 +110,9 @@ class Schedule:
         self._spare_threads = spare_threads
         self._warms = warms
         self._num_warming = 0
+        self._warm_bytes = block_bytes * most_blocks
+        self._neighbours = Neighbours(most_blocks)
+        self._ahead: set[int] = set()  # brought beside others for steps beyond the window
         self._cold = ColdStart(block_bytes=block_bytes, num_samples=num_samples, threads=spare_threads)
         self._under_way: dict[int, str] = {}
         self._reserved: dict[int, int] = {}
@@ -156,14 +164,14 @@ class Schedule:
             return PlanTask()
         if (block := self._next_wanted()) is not None:
             self._under_way[block] = "lake"
-            return FetchTask(block=block)
+            return FetchTask(block=block, beside=self._take_beside(block))
         if len(self._plans) < _LOOKAHEAD_STEPS and self._may_plan():
             return PlanTask()
         if (
             self._warms
             and self._num_warming < self._spare_threads
             and not self._wanted
-            and self._fits(self._block_bytes)
+            and self._fits(self._warm_bytes)
         ):
             self._num_warming += 1
             return WarmTask()
@@ -186,6 +194,35 @@ class Schedule:
         self._under_way.pop(block, None)
         self._wanted.appendleft(block)
         self._not_pressing = None
+
+    def looked(self, *, is_near: bool) -> None:
+        """Whether the block of a FetchTask was near already, or in the pool."""
+        self._neighbours.looked(is_near=is_near)
+
+    def keep_beside(self, sizes: Mapping[int, int]) -> list[int]:
+        """Takes room for blocks beside one that has it, in bytes, as far as there is some; the blocks that have it."""
+        kept = []
+        for block, num_bytes in sizes.items():
+            if not self._fits(num_bytes):
+                break
+            self._reserved[block] = num_bytes
+            kept.append(block)
+        return kept
+
+    def give_back_beside(self, blocks: Iterable[int]) -> None:
+        """Blocks beside another that did not come with it are wanted again in order of need, if by any step yet."""
+        again = []
+        for block in blocks:
+            self._end_fetch(block)
+            # Also where the step had its samples from elsewhere meanwhile: they are to be compared.
+            if self._neighbours.needed_by(block) is not None:
+                again.append(block)
+            self._ahead.discard(block)
+        if again:
+            self._wanted = deque(
+                sorted([*again, *self._wanted], key=lambda block: self._neighbours.needed_by(block) or 0)
+            )
+            self._not_pressing = None
 
     def warmed(self, *, more: bool) -> None:
         """The answer to a WarmTask; without `more` the epoch is through."""
@@ -215,6 +252,7 @@ class Schedule:
         """The answer to a FetchTask; the schedule owns the view from here on."""
         self._end_fetch(block)
         self._cold.came_whole(block)
+        self._neighbours.came(block)
         self._held.put(block, view)
         for pending in self._window:
             if block in pending.lacks:
@@ -280,7 +318,15 @@ class Schedule:
     def clear(self) -> None:
         """Lets all blocks go and forgets all steps."""
         self._held.clear()
-        for steps in (self._plans, self._window, self._buildable, self._wanted, self._cold):
+        for steps in (
+            self._plans,
+            self._window,
+            self._buildable,
+            self._wanted,
+            self._cold,
+            self._neighbours,
+            self._ahead,
+        ):
             steps.clear()
         self._not_pressing = None
 
@@ -291,14 +337,46 @@ class Schedule:
                 self._held.end_epoch()
                 self._epoch = plan.order.epoch
             self._held.use(plan.blocks)
+            self._ahead.difference_update(plan.blocks)
             lacks = {block for block in plan.blocks if block not in self._held}
             pending = PendingStep(plan, lacks)
             known = self._under_way.keys() | set(self._wanted)
             self._wanted.extend(block for block in self._cold.admit(pending) if block not in known)
             self._not_pressing = None
+            self._neighbours.lacked(lacks, self._num_admitted)
+            self._num_admitted += 1
             self._window.append(pending)
             if not pending.lacks:
                 self._buildable.append(pending)
+
+    def _take_beside(self, block: int) -> tuple[int, ...]:
+        """Neighbours that may come with a block, now under way with it: wanted ones, and such as steps that are planned
+        need, while half of the memory is free, so that none of these is dropped again before its turn."""
+        following = block + 1
+        if self._neighbours.needed_by(following) is None and self._held.next_use(following) is None:
+            return ()
+        wanted = set(self._wanted)
+        num_coming = len(wanted) + len(self._under_way)
+        spare_bytes = self._cap_bytes // 2 - self._held.resident_bytes - num_coming * self._block_bytes
+        num_spare = 0 if self._cold.is_on else min(spare_bytes // self._block_bytes, MAX_VIEWS // 2 - len(self._held))
+
+        def need(other: int) -> int | None:
+            nonlocal num_spare
+            if other in self._held or other in self._under_way or other in self._failed:
+                return None
+            if other in wanted:
+                return self._neighbours.needed_by(other)
+            if num_spare <= 0 or self._neighbours.needed_by(other) is not None:
+                return None
+            num_spare -= 1
+            return self._held.next_use(other)
+
+        beside = self._neighbours.of(block, self._num_admitted - len(self._window), need)
+        if not wanted.isdisjoint(beside):
+            self._wanted = deque(other for other in self._wanted if other not in beside)
+        self._ahead.update(other for other in beside if other not in wanted)
+        self._under_way.update(dict.fromkeys(beside, "lake"))
+        return tuple(beside)
 
     def _end_fetch(self, block: int) -> None:
         self._under_way.pop(block, None)
@@ -309,6 +387,8 @@ class Schedule:
         if not self._window:
             return True
         num_coming = len(self._wanted) + len(self._under_way)
+        # What was brought ahead is for the very next steps: to make room for this one it would be read twice.
+        num_coming += sum(block in self._held and block not in plan.blocks for block in self._ahead)
         room_bytes = self._cap_bytes - self._held.busy_bytes - num_coming * self._block_bytes
         if not self._held.adds_at_most(room_bytes, plan.blocks, self._block_bytes):
             return False
@@ -355,5 +435,5 @@ class Schedule:
         return bool(self._window) and block in self._window[0].lacks
 
     def _fits(self, num_bytes: int) -> bool:
-        coming_bytes = sum(self._reserved.values()) + self._num_warming * self._block_bytes
+        coming_bytes = sum(self._reserved.values()) + self._num_warming * self._warm_bytes
         return self._held.make_room(num_bytes + coming_bytes, self._cap_bytes)

@@ -209,7 +209,7 @@ class WindowPrefetcher:
                 if isinstance(task, BuildTask):
                     self._build(task)
                 elif isinstance(task, FetchTask):
-                    self._fetch(task.block)
+                    self._fetch(task)
                 elif isinstance(task, ColdTask):
                     self._read_cold(task)
                 elif isinstance(task, WarmTask):
@@ -252,24 +252,46 @@ class WindowPrefetcher:
                 self._schedule.planned(plans)
                 self._changed()
 
-    def _fetch(self, block: int) -> None:
+    def _fetch(self, task: FetchTask) -> None:
+        block, left = task.block, dict.fromkeys(task.beside)
         try:
-            num_bytes = self._block_bytes(block)
-            tier = "node" if self._cache.contains(block) else "lake"
-            if not self._reserve(block, num_bytes, tier):
+            is_near = self._cache.contains(block)
+            run = [block] if is_near or not left else self._cache.together([block, *left])
+            sizes = {one: self._block_bytes(one) for one in run}
+            run = self._reserve(sizes, [one for one in left if one not in sizes], "node" if is_near else "lake")
+            if not run:
                 return
+            left = dict.fromkeys(run[1:])
             began_s = self._clock()
-            view = self._cache.get(block)
-            fetched_s = self._clock() - began_s
+
+            def deliver(one: int, view: BlockView) -> None:
+                left.pop(one, None)
+                self._take_in(one, view, self._clock() - began_s, is_first=one == block)
+
+            self._cache.get_run(run, deliver)
+        except Exception as error:  # noqa: BLE001 - raised by `next` for the step that needs the block
+            self._fail(block, error)
+        with self._lock:
+            if left and not self._closed:
+                self._schedule.give_back_beside(left)
+                self._changed()
+
+    def _fail(self, block: int, error: Exception) -> None:
+        with self._lock:
+            self._schedule.failed(block, error)
+            self._ready.notify_all()
+
+    def _take_in(self, block: int, view: BlockView, fetched_s: float, *, is_first: bool) -> None:
+        """Puts a block that came into the schedule; `is_first`: it is not one that came beside another."""
+        try:
             # Until none came meanwhile: what came after the last look and before the arrival would never be compared.
-            while not self._arrive(block, view, fetched_s):
+            while not self._arrive(block, view, fetched_s, is_first=is_first):
                 self._check_loose(block, view)
         except Exception as error:  # noqa: BLE001 - raised by `next` for the step that needs the block
-            with self._lock:
-                self._schedule.failed(block, error)
-                self._ready.notify_all()
+            view.release()
+            self._fail(block, error)
 
-    def _arrive(self, block: int, view: BlockView, fetched_s: float) -> bool:
+    def _arrive(self, block: int, view: BlockView, fetched_s: float, *, is_first: bool) -> bool:
         """Puts a fetched block into the schedule; False, and nothing done, while samples of it are unchecked."""
         with self._lock:
             if self._closed:
@@ -278,8 +300,11 @@ class WindowPrefetcher:
             if self._schedule.has_loose(block):
                 return False
             if view.tier == "lake":
-                self._controller.fetched(fetched_s)
                 self._recorder.observe("lake_block_s", fetched_s)
+            if is_first:
+                self._schedule.looked(is_near=view.tier != "lake")
+                if view.tier == "lake":
+                    self._controller.fetched(fetched_s)
             head = self._schedule.head
             if head is not None and block in head.lacks and self._came_from != "lake":
                 self._came_from = view.tier
@@ -312,19 +337,31 @@ class WindowPrefetcher:
             self._schedule.warmed(more=more)
             self._changed()
 
-    def _reserve(self, block: int, num_bytes: int, tier: str) -> bool:
-        """Waits for room; False when the prefetcher was closed meanwhile, or the thread is needed elsewhere."""
+    def _reserve(self, sizes: dict[int, int], apart: list[int], tier: str) -> list[int]:
+        """Waits for room for the first block, takes it for the others as far as there is some, and gives back those
+        that stand `apart`. The blocks that have room: none when the prefetcher was closed meanwhile, or the thread is
+        needed elsewhere.
+        """
+        block, *beside = sizes
         with self._lock:
             self._schedule.under_way[block] = tier
+            self._schedule.give_back_beside(apart)
+            if apart:
+                self._changed()
             self._ready.notify_all()
             while not self._closed:
-                if self._schedule.reserve(block, num_bytes):
-                    return True
+                if self._schedule.reserve(block, sizes[block]):
+                    kept = self._schedule.keep_beside({one: sizes[one] for one in beside})
+                    self._schedule.give_back_beside(beside[len(kept) :])
+                    return [block, *kept]
+                # Nobody waits for room with blocks in hand that another step may be waiting for.
+                self._schedule.give_back_beside(beside)
+                beside = []
                 if self._schedule.is_pressing():
                     self._schedule.give_back(block)
-                    return False
+                    return []
                 self._room.wait(_LONGEST_WAIT_S)
-        return False
+        return []
 
     def _build(self, task: BuildTask) -> None:
         try:

@@ -72,13 +72,29 @@ class Threads:
     def start(self) -> bool:
         task = self.schedule.next_task(self.depth)
         if isinstance(task, FetchTask):
+            self.check_beside(task)
+            together = self.choose.randint(0, len(task.beside))  # what the shards and the cache make of it
+            self.schedule.give_back_beside(task.beside[together:])
             if self.schedule.reserve(task.block, BLOCK_BYTES):
-                self.busy.append(task)
+                kept = self.schedule.keep_beside(dict.fromkeys(task.beside[:together], BLOCK_BYTES))
+                self.schedule.give_back_beside(task.beside[len(kept) : together])
+                self.busy.append(FetchTask(block=task.block, beside=tuple(kept)))
             else:
+                self.schedule.give_back_beside(task.beside[:together])
                 self.without_room.append(task.block)
         elif task is not None:
             self.busy.append(task)
         return task is not None
+
+    def check_beside(self, task: FetchTask) -> None:
+        """Neighbours, none of them twice, and none that is needed later than what the next step lacks."""
+        assert task.beside == tuple(range(task.block + 1, task.block + 1 + len(task.beside)))
+        others = [fetch for fetch in self.busy if isinstance(fetch, FetchTask)]
+        coming = {block for fetch in others for block in (fetch.block, *fetch.beside)}
+        assert coming.isdisjoint(task.beside)
+        head = self.schedule.head
+        if head is not None and task.block in head.lacks:
+            assert set(task.beside) <= head.plan.blocks.keys()
 
     def end(self, task: Any) -> None:
         if isinstance(task, BuildTask):
@@ -92,11 +108,14 @@ class Threads:
             self.schedule.came_loose(task, samples)
         elif isinstance(task, FetchTask):
             self.num_fetched += 1
-            self.schedule.take_loose(task.block)
-            old = self.views.get(task.block)
-            assert old is None or old.released, "a block came that was there"
-            view = self.views[task.block] = View()
-            self.schedule.arrived(task.block, view)  # type: ignore[arg-type]
+            came = self.choose.randint(0, len(task.beside))  # the others came damaged
+            for block in (task.block, *task.beside[:came]):
+                self.schedule.take_loose(block)
+                old = self.views.get(block)
+                assert old is None or old.released, "a block came that was there"
+                view = self.views[block] = View()
+                self.schedule.arrived(block, view)  # type: ignore[arg-type]
+            self.schedule.give_back_beside(task.beside[came:])
         elif isinstance(task, PlanTask) and self.plans:  # else the planner never answers
             self.schedule.planned(self.plans.popleft())
 
@@ -135,6 +154,7 @@ class Case:
     cold_steps: int
     period: int
     near: set[int]
+    most_blocks: int
     seed: int
 
 
@@ -148,6 +168,7 @@ CASES = st.builds(
     cold_steps=st.integers(0, 30),
     period=st.integers(0, 8),
     near=st.sets(st.integers(0, 12)),
+    most_blocks=st.sampled_from([1, 2, 8]),
     seed=st.integers(0, 2**32),
 )
 
@@ -160,6 +181,7 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
         block_bytes=BLOCK_BYTES,
         num_samples=lambda block: case.block_samples,
         spare_threads=max(1, case.num_threads // 2),
+        most_blocks=case.most_blocks,
     )
     schedule.begin_cold(min(case.cold_steps, len(case.steps)), case.period)
     choose = random.Random(case.seed)

@@ -4,17 +4,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.open import open_cache
+from dalipipe.cache.view import HeldView
 from dalipipe.errors import ConfigError, IntegrityError, PipelineError, PipelineTimeoutError, StorageError
 from dalipipe.order.config import ShuffleConfig
+from dalipipe.order.contract import Order
 from dalipipe.order.recipe import orders
 from dalipipe.order.step import Step
 from dalipipe.prefetch.config import PrefetchConfig
@@ -243,7 +246,8 @@ def test_a_store_that_hangs_times_out_by_name_and_does_not_hold_up_close(
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
+@pytest.mark.parametrize("mode", ["block", "none"])
+def test_memory_stays_under_the_cap_when_a_step_fits(mode: str) -> None:
     folder = image_set(1600, block_samples=8, num_bytes=1000)
     manifest, lake = open_folder(folder), MemoryLake(folder)
     cache = open_cache(manifest, lake, STREAM, Recorder())
@@ -252,11 +256,11 @@ def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
     cap_bytes = 3 * BATCH_SIZE * largest
     resident = peak = 0
     lock = threading.Lock()
-    real_get = cache.get
+    real_get_run = cache.get_run
+    longest = 0
 
-    def get(block: int) -> object:
+    def counted(view: HeldView) -> Any:
         nonlocal resident, peak
-        view = real_get(block)
         release = view.release
         with lock:
             resident += view.held_bytes
@@ -274,9 +278,26 @@ def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
 
         return Counted()
 
-    cache.get = get  # type: ignore[method-assign, assignment]
+    def get_run(blocks: Sequence[int], deliver: Callable[[int, Any], None]) -> None:
+        nonlocal longest
+        came: list[int] = []
+
+        def pass_on(block: int, view: HeldView) -> None:
+            came.append(block)
+            deliver(block, counted(view))
+
+        real_get_run(blocks, pass_on)
+        longest = max(longest, len(came))
+
+    def order(epoch: int) -> Order:
+        if mode == "none":
+            shuffle = ShuffleConfig(mode="none")
+            return orders({"": manifest.shape}, batch_size=BATCH_SIZE, shuffle=shuffle, last_batch="pad")(epoch)
+        return orders_of(manifest)(epoch)
+
+    cache.get_run = get_run  # type: ignore[method-assign]
     prefetcher = open_prefetcher(
-        orders=orders_of(manifest),
+        orders=order,
         start=(0, 0),
         slots=np.arange(BATCH_SIZE),
         manifest=manifest,
@@ -286,12 +307,14 @@ def test_memory_stays_under_the_cap_when_a_step_fits(lake: MemoryLake) -> None:
         recorder=Recorder(),
     )
     try:
-        for _ in range(2 * orders_of(manifest)(0).num_steps):
+        for _ in range(2 * order(0).num_steps):
             prefetcher.next().release()
     finally:
         prefetcher.close()
     assert 0 < peak <= cap_bytes
     assert resident == 0
+    if mode == "none":
+        assert longest > 1
 
 
 def test_blocks_of_mixed_sets_go_when_they_are_used_up() -> None:
