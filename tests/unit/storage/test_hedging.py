@@ -221,6 +221,31 @@ def test_a_lump_of_large_requests_after_small_ones_is_a_queue_and_no_tail(seed: 
     assert found <= 1.5
 
 
+@pytest.mark.parametrize("num_requests", [6, 16])
+def test_a_lump_of_a_size_that_is_known_is_a_queue_and_no_tail_too(num_requests: int) -> None:
+    lake = Lake(100e6, lambda: 0.03)
+    for _ in range(100):
+        lake.ask(4 * MB)
+        lake.run(0.2)
+    for _ in range(num_requests):
+        lake.ask(4 * MB)
+    lake.run(3.0)
+    assert len(lake.latencies_s) == 100 + num_requests
+    assert max(lake.latencies_s) > 0.04 * num_requests
+    assert not lake.hedges
+
+
+def test_requests_that_hang_all_at_once_are_not_hedged() -> None:
+    clock = Clock()
+    policy = learned(clock)
+    hanging = [policy.started(1000) for _ in range(16)]
+    clock.now_s += 1.0
+    assert all(policy.hedge_in_s(flight) > 0 for flight in hanging)
+    for flight in hanging[4:]:
+        policy.failed(flight)
+    assert policy.hedge_in_s(hanging[0]) == 0
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_an_accident_while_the_first_lump_fills_the_link_is_hedged_soon_after_it(seed: int) -> None:
     waits_s, wait_s = iter([0.02] * 60 + [25.0]), lognormal(seed)
