@@ -26,6 +26,53 @@ R = TypeVar("R")
 _Job: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 _Jobs: TypeAlias = "queue.SimpleQueue[_Job | None]"
 
+
+class _Crew:
+    """The threads of a pool, apart from it: they outlive a pool that nobody closed only until it is collected.
+
+    Of the idle ones the last to come back is asked first. Calls come one at a time for most of a run, so they all go to
+    the same few threads, whose stacks and whose share of the C library's memory are in use already; to ask all of them
+    in turn would bring fresh pages into each.
+    """
+
+    __slots__ = ("idle", "lock", "queues", "waiting")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a pool may be collected, and its crew dismissed, wherever memory is taken
+        self.queues: list[_Jobs] = []
+        self.idle: list[_Jobs] = []
+        self.waiting: deque[_Job] = deque()
+
+    def give(self, job: _Job, num_threads: int) -> _Jobs | None:
+        """Hands the job to an idle thread, else keeps it for the first that is free; the queue of a thread that is to
+        be started for it, where there may be one more."""
+        with self.lock:
+            if self.idle:
+                self.idle.pop().put(job)
+            elif len(self.queues) < num_threads:
+                self.queues.append(queue.SimpleQueue())
+                self.queues[-1].put(job)
+                return self.queues[-1]
+            else:
+                self.waiting.append(job)
+        return None
+
+    def next(self, own: _Jobs) -> _Job | None:
+        """The next job of the thread with this queue; None when the crew is dismissed."""
+        with self.lock:
+            if self.waiting:
+                return self.waiting.popleft()
+            self.idle.append(own)
+        return own.get()
+
+    def dismiss(self) -> None:
+        """Idle threads end, busy ones after their call."""
+        with self.lock:
+            self.waiting.clear()
+            for own in self.queues:
+                own.put(None)
+
+
 # Idle threads end at once; one that is stuck in a client is not worth waiting for.
 _JOIN_S = 0.2
 
@@ -36,15 +83,14 @@ class CallPool:
     def __init__(self, *, url: str, num_threads: int) -> None:
         self._url = url
         self._num_threads = num_threads
-        self._jobs: _Jobs = queue.SimpleQueue()
+        self._crew = _Crew()
         self._threads: list[threading.Thread] = []
-        self._idle = threading.Semaphore(0)
         self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._ended = threading.Event()
         self._pid = os.getpid()
-        self._release = weakref.finalize(self, _dismiss, self._jobs, self._threads)
+        self._release = weakref.finalize(self, self._crew.dismiss)
 
     def run(self, call: Callable[[], R], *, timeout_s: float, action: str) -> R:
         """Returns what `call` returns; its exception is raised as it is.
@@ -115,14 +161,14 @@ class CallPool:
             if self._closed:
                 raise self._closed_error()
             self._pending.add(future)
-            if len(self._threads) < self._num_threads and not self._idle.acquire(blocking=False):
-                self._add_thread()
-        self._jobs.put((future, call))
+            own = self._crew.give((future, call), self._num_threads)
+            if own is not None:
+                self._add_thread(own)
         return future
 
-    def _add_thread(self) -> None:
+    def _add_thread(self, own: _Jobs) -> None:
         name = f"dalipipe-storage-{len(self._threads)}"
-        thread = threading.Thread(target=_serve, args=(self._jobs, self._idle), name=name, daemon=True)
+        thread = threading.Thread(target=_serve, args=(self._crew, own), name=name, daemon=True)
         thread.start()
         self._threads.append(thread)
 
@@ -157,14 +203,15 @@ class CallPool:
         return ClosedError(f"the store {self._url} is closed; open it again")
 
 
-def _serve(jobs: _Jobs, idle: threading.Semaphore) -> None:
-    while (job := jobs.get()) is not None:
+def _serve(crew: _Crew, own: _Jobs) -> None:
+    job = own.get()
+    while job is not None:
         future, call = job
         if future.set_running_or_notify_cancel():
             _answer(future, call)
         # An idle thread must not keep the last answer or its caller's frames alive.
         del job, future, call
-        idle.release()
+        job = crew.next(own)
 
 
 def _answer(future: Future[Any], call: Callable[[], Any]) -> None:
@@ -184,8 +231,3 @@ def _settle(future: Future[Any], *, result: object = None, error: BaseException 
             future.set_exception(error)
     except InvalidStateError:
         pass  # close() and the call's own answer met; whichever came first is what the caller sees
-
-
-def _dismiss(jobs: _Jobs, threads: list[threading.Thread]) -> None:
-    for _ in threads:
-        jobs.put(None)

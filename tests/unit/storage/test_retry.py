@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dalipipe.errors import ObjectNotFoundError, StorageError, StorageTimeoutError
+from dalipipe.errors import ClosedError, ObjectNotFoundError, StorageError, StorageTimeoutError
 from dalipipe.storage import StorageConfig
 from dalipipe.storage.calls import CallPool
 from dalipipe.storage.failures import is_transient
@@ -197,3 +197,36 @@ def test_threads_end_with_a_store_that_nobody_closed() -> None:
     del pool
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_calls_one_at_a_time_stay_on_few_threads_and_more_wait_for_a_free_one() -> None:
+    pool, release = CallPool(url="test://x", num_threads=6), threading.Event()
+
+    def who() -> int:
+        release.wait(30)
+        return threading.get_ident()
+
+    try:
+        waiting = [pool.submit(who) for _ in range(15)]
+        release.set()
+        at_once = {pool.wait(future, 30, "read y") for future in waiting}
+        one_by_one = {pool.run(threading.get_ident, timeout_s=30, action="read y") for _ in range(40)}
+    finally:
+        release.set()
+        pool.close()
+    assert len(at_once) <= 6
+    assert len(one_by_one) < 6  # all six in turn would be six
+
+
+def test_what_waits_for_a_thread_when_the_pool_is_closed_is_told() -> None:
+    pool, release = CallPool(url="test://x", num_threads=1), threading.Event()
+    try:
+        busy = pool.submit(lambda: release.wait(30))
+        waits = pool.submit(lambda: 7)
+        pool.close()
+        with pytest.raises(ClosedError, match="test://x is closed"):
+            pool.wait(waits, 30, "read y")
+        with pytest.raises(ClosedError, match="test://x is closed"):
+            pool.wait(busy, 30, "read y")
+    finally:
+        release.set()
