@@ -106,9 +106,12 @@ def _share_again(job: Job) -> float:
 
 
 def _few_steps(job: Job) -> int:
-    """Steps that a place has at least: fewer where most blocks are asked for again, as each step has many requests
-    then; more where memory is just too small, as waits are rare and long then."""
+    """Steps that a place has at least: fewer where most blocks are asked for again, or all ranks of a node share its
+    lanes, as each step has many requests then; more where memory is just too small, as waits are rare and long then."""
     again = _share_again(job)
+    if not ranks_are_apart(job) and nodes_are_apart(job):
+        fetches = job.ranks_per_node * _blocks_a_step(job)
+        return max(_SETTLE_STEPS, min(_FEW_STEPS, int(_FETCHES_A_PLACE / fetches)))
     if again < _MUCH_AGAIN:
         return 2 * _FEW_STEPS if again else _FEW_STEPS
     return max(_LEAST_STEPS, min(_FEW_STEPS, int(_FETCHES_A_PLACE / _blocks_a_step(job))))
