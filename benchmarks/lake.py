@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.open import open_cache
+from dalipipe.interrupts import Stopping
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.epoch import epoch_order
 from dalipipe.packing.config import PackConfig
@@ -358,8 +359,8 @@ PARTS = {
 _OWN_DATA = {"tail", "storm"}
 
 
-def main() -> None:
-    """Prints one JSON object a part."""
+def main() -> int:
+    """Prints one JSON object a part; interrupted, it takes what it made away."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", default=",".join(PARTS))
@@ -367,16 +368,21 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     names = args.part.split(",") if not args.quick or args.part != ",".join(PARTS) else ["tail", "slow"]
-    with tempfile.TemporaryDirectory() as root:
-        folder = Path(root) / "set"
-        if not _OWN_DATA.issuperset(names):
-            make_data(Path(root), args.images or (768 if args.quick else 3072))
-        for name in names:
-            work = Path(root) / name
-            work.mkdir()
-            print(name, json.dumps(PARTS[name](folder, work, args)), flush=True)
-            shutil.rmtree(work)
+    stopping = Stopping(ends_process=True)
+    try:
+        with stopping, tempfile.TemporaryDirectory() as root:
+            folder = Path(root) / "set"
+            if not _OWN_DATA.issuperset(names):
+                make_data(Path(root), args.images or (768 if args.quick else 3072))
+            for name in names:
+                work = Path(root) / name
+                work.mkdir()
+                print(name, json.dumps(PARTS[name](folder, work, args)), flush=True)
+                shutil.rmtree(work)
+    except KeyboardInterrupt:
+        return 128 + (stopping.number or 2)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -186,7 +186,7 @@ def main() -> int:
         with (
             stopping,
             tempfile.TemporaryDirectory() as work,
-            tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
+            tempfile.TemporaryDirectory(dir="/dev/shm", prefix=f"overlap-{os.getpid()}-") as shared,
         ):
             found = compare(Path(work), Path(shared), num_rounds=rounds, num_steps=steps, extras=not args.quick)
     except KeyboardInterrupt:
