@@ -30,6 +30,8 @@ _MAX_SHARE = 0.5
 # Samples are asked for when their step is so near, for up to so many steps at once.
 _REACH = 5
 _MAX_WAVE = 4
+# A block that is not under way when its turn is nearer than this share of a period would come too late to be of use.
+_HORIZON = 0.8
 # Blocks under way together while samples are read alone: a link that is full would bring more only later.
 _BLOCKS_BYTES = 32 << 20
 
@@ -59,10 +61,9 @@ class ColdStart:
         self._period = 1
         self._num_left = 0
         self._num_clean = 0
-        self._num_lump = 0
         self._wave = 1
         self._tasks: deque[ColdTask] = deque()
-        self._num_admitted = 0
+        self._num_admitted = self._num_looked = 0
         self._put_off: dict[int, int] = {}  # and the number of the first step that has it brought in its turn again
         self._whole: set[int] = set()  # blocks that some step needs more of than is read alone
         self._unchecked: dict[int, list[Mapping[int, tuple[int, int]]]] = {}
@@ -72,7 +73,6 @@ class ColdStart:
         `period` steps."""
         self._num_left = num_steps
         self._period = max(1, period)
-        self._num_lump = min(num_steps, period)
 
     @property
     def is_on(self) -> bool:
@@ -98,8 +98,6 @@ class ColdStart:
                 continue
             if not self._is_small(pending, block):
                 self._whole.add(block)
-            elif pending.number < self._num_lump and block not in self._whole:
-                self._put_off.setdefault(block, self._num_lump)
             if not (self.is_on and pending.number < self._put_off.get(block, 0)) or block in self._whole:
                 self._put_off.pop(block, None)
                 wanted.append(block)
@@ -125,7 +123,7 @@ class ColdStart:
         return bool(self._tasks) or (self.is_on and any(not pending.is_asked for pending in islice(window, _REACH)))
 
     def next_task(self, window: Iterable[PendingStep], wanted: deque[int]) -> ColdTask | None:
-        """The samples to read next: those of the nearest step first. Their blocks leave `wanted`."""
+        """The samples to read next: those of the nearest step first. Blocks that would come too late leave `wanted`."""
         if self._num_reading >= self._threads:
             return None
         if self.is_on:
@@ -176,13 +174,18 @@ class ColdStart:
     def _ask(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
         near = list(islice(window, _REACH + _MAX_WAVE))
         for first, pending in enumerate(near[:_REACH]):
-            if pending.is_asked:
-                continue
-            self._ask_for(near[first : first + self._wave], wanted)
-            self._wave = min(_MAX_WAVE, 2 * self._wave)
+            if not pending.is_asked:
+                self._ask_for(near[first : min(first + self._wave, _REACH + _MAX_WAVE)])
+                self._wave = min(_MAX_WAVE, 2 * self._wave)
+        for pending in islice(window, max(1, int(_HORIZON * self._period))):
+            for block in pending.lacks if pending.number >= self._num_looked else ():
+                if block in wanted and block not in self._whole:
+                    wanted.remove(block)
+                    self._put_off[block] = pending.number + self._period
+            self._num_looked = max(self._num_looked, pending.number + 1)
 
-    def _ask_for(self, wave: Sequence[PendingStep], wanted: deque[int]) -> None:
-        """Cuts what some steps lack into tasks, by block; a block that is not under way does not come for them."""
+    def _ask_for(self, wave: Sequence[PendingStep]) -> None:
+        """Cuts what some steps lack into tasks, by block."""
         by_block: dict[int, list[PendingStep]] = {}
         num_samples: Counter[int] = Counter()
         for pending in wave:
@@ -190,9 +193,6 @@ class ColdStart:
             for block in sorted(pending.lacks):
                 if not self._is_small(pending, block):
                     continue
-                if block in wanted and block not in self._whole:
-                    wanted.remove(block)
-                    self._put_off[block] = pending.number + self._period
                 num_samples[block] += pending.plan.blocks[block]
                 if num_samples[block] > _MAX_SHARE * self._num_samples(block):
                     self._tasks.append(ColdTask(pendings=tuple(by_block.pop(block)), block=block))

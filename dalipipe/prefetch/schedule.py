@@ -117,7 +117,6 @@ class Schedule:
         self._under_way: dict[int, str] = {}
         self._reserved: dict[int, int] = {}
         self._failed: dict[int, Exception] = {}
-        self._bringing_put_off = -1
         self._unasked: tuple[int, Exception] | None = None
         self._epoch = -1
 
@@ -409,14 +408,11 @@ class Schedule:
         return self._next_put_off()
 
     def _next_put_off(self) -> int | None:
-        """A block that nobody waits for, one at a time and when half of the threads have nothing to do."""
+        """A block that nobody waits for, when nothing else is to be brought."""
         block = self._cold.next_put_off()
-        if block is None or len(self._under_way) >= self._spare_threads or not self._fits(self._block_bytes):
-            return None
-        if self._bringing_put_off in self._under_way:
+        if block is None or self._under_way or not self._fits(self._block_bytes):
             return None
         self._cold.want(block)
-        self._bringing_put_off = block
         return block
 
     def _first_urgent(self) -> int | None:
