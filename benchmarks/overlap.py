@@ -19,7 +19,8 @@ epoch, however long that is, so the first 32 steps are told apart from the other
 seconds once, the `later` points all along. What a wait was for is the loader's own account, in seconds of the epoch.
 
 Where others use the machine, time says little; so CPU milliseconds a step are given as well, the AU that they allow
-(`by_cpu`: all cores to itself, nothing waited for), and how many cores others used.
+(`by_cpu`: all cores to itself, nothing waited for), how many cores others used, and the differences once again from the
+rounds in which that was less than a tenth of one (`_quiet`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _LANES = ("shuffle.lanes=16",)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_START = 32
 _EXTRA_EVERY = 4
+_QUIET_CORES = 0.1
 
 
 class Runs:
@@ -100,6 +102,9 @@ class Runs:
             "points_behind_memory": self._behind("memory", "lake", "au", 100),
             "points_behind_memory_later": self._behind("memory", "lake", "later_au", 100),
             "start_s_more_than_memory": self._behind("lake", "memory", "start_s", 1),
+            "points_behind_memory_quiet": self._behind("memory", "lake", "au", 100, quiet=True),
+            "points_behind_memory_later_quiet": self._behind("memory", "lake", "later_au", 100, quiet=True),
+            "start_s_more_than_memory_quiet": self._behind("lake", "memory", "start_s", 1, quiet=True),
             "points_behind_memory_by_cpu": self._behind("memory", "lake", "by_cpu", 100),
             "points_of_the_emulated_lake_itself": self._behind("memory", "beside", "au", 100),
             "points_behind_near": self._behind("near", "lake", "au", 100),
@@ -108,13 +113,15 @@ class Runs:
     def _of(self, key: str, digits: int) -> dict[str, list[float]]:
         return {name: _spread([turn[key] for turn in turns], digits) for name, turns in self._turns.items()}
 
-    def _behind(self, first: str, second: str, key: str, factor: float) -> list[float]:
+    def _behind(self, first: str, second: str, key: str, factor: float, *, quiet: bool = False) -> list[float]:
         """How much more the first has, from the rounds that both were part of."""
         turns = {name: dict(enumerate(found)) for name, found in self._turns.items()}
         for name in ("beside", "near"):
             turns[name] = {_EXTRA_EVERY * number: turn for number, turn in turns.get(name, {}).items()}
-        both = turns[first].keys() & turns[second].keys()
-        return _spread([factor * (turns[first][number][key] - turns[second][number][key]) for number in both], 2)
+        both = [(turns[first][number], turns[second][number]) for number in turns[first].keys() & turns[second].keys()]
+        if quiet:
+            both = [pair for pair in both if all(turn["others"] < _QUIET_CORES for turn in pair)]
+        return _spread([factor * (one[key] - other[key]) for one, other in both], 2)
 
 
 def _spread(values: list[float], digits: int) -> list[float]:
