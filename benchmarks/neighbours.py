@@ -1,12 +1,15 @@
-"""How often does a job want two neighbouring blocks of a shard at once, so that one request could bring both?
+"""What does it save that neighbouring blocks of a shard which are wanted together are read by one request?
 
     python benchmarks/neighbours.py [--quick]
 
-First by counting at the lake: small JPEGs, packed into many small blocks, are read through a server on loopback that
-answers after 30 ms and writes down which ranges were under way at the same time. Then by arithmetic, for a data set as
-large as ImageNet: of the blocks that the shipped order newly needs in a window of steps, those whose neighbour is among
-them. `block` is the shuffled order; `none`, the order of the manifest, is the ceiling: every block has its neighbour
-beside it.
+Epochs through order, prefetcher and cache from a server on loopback that answers after 30 ms and counts; decode and
+training are left out, and nothing is kept. `alone` is `cache.request_bytes=0`, `joined` the default (8 MiB). First a
+set of 256 KiB blocks: in the order of the manifest (`none`), where each block's neighbour is wanted next, and shuffled
+(`block`). Then one of about 100 blocks, where chance makes neighbours. The trainer takes steps as they come, or one
+each 50 ms (`paced`).
+
+Last by arithmetic, for a data set as large as ImageNet: of the blocks that the shipped order newly needs in a window of
+steps, those whose neighbour is among them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,37 +27,102 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import dalipipe as dp
+from benchmarks.cache import write_lake
+from dalipipe.cache.config import CacheConfig
+from dalipipe.cache.open import open_cache
 from dalipipe.order.config import ShuffleConfig
 from dalipipe.order.recipe import orders
-from dalipipe.packing.config import PackConfig
-from dalipipe.packing.run import pack
+from dalipipe.prefetch.config import PrefetchConfig
+from dalipipe.prefetch.open import open_prefetcher
+from dalipipe.shards.manifest import Manifest
 from dalipipe.shards.shape import DataShape
+from dalipipe.storage.open import open_store
 from dalipipe.storage.store import StorageConfig
-from tests.support.faultproxy import FolderServer, Request
-from tests.support.images import write_image_tree
+from dalipipe.telemetry import Recorder
+from tests.support.faultproxy import FolderServer
 
 Ids = npt.NDArray[np.int64]
 
 LATENCY_S = 0.03
-_MOST_BYTES = 8 << 20
+PACE_S = 0.05
+BATCH_SIZE, BLOCK_SAMPLES, SAMPLE_BYTES = 64, 8, 31_700  # blocks of 256 KiB with the headers of a tar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One epoch."""
+
+    requests: int
+    num_bytes: int
+    wall_s: float
+    waited_s: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
-    num_images = 600 if parser.parse_args().quick else 6000
+    quick = parser.parse_args().quick
+    print(f"{'blocks':>7}{'order':>8}{'trainer':>9}{'':>8}{'requests':>10}", end="")
+    print(f"{'MB':>8}{'MB each':>9}{'wall s':>9}{'waited s':>10}")
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        (root / "lake").mkdir()
-        write_image_tree(root / "lake", num_images=num_images, num_classes=10)
-        config = PackConfig(shard_bytes="4MiB", block_bytes="64KiB", workers=1, check="header")
-        pack(str(root / "lake"), str(root / "set"), config, StorageConfig())
-        print(f"{'order':<8}{'blocks':>8}{'with a neighbour':>20}{'requests if joined':>22}")
-        for mode in ("block", "none"):
-            requests, joined, together = _count(root, mode)
-            print(f"{mode:<8}{requests:>8}{together / requests:>20.1%}{joined / requests:>22.1%}")
+        for num_blocks in (128 if quick else 1024, 96):
+            lake = Path(folder) / str(num_blocks)
+            write_lake(lake, num_blocks=num_blocks, block_samples=BLOCK_SAMPLES, sample_bytes=SAMPLE_BYTES)
+            for mode in ("none", "block"):
+                for pace_s in (0.0,) if quick else (0.0, PACE_S):
+                    _compare(lake, num_blocks, mode, pace_s)
     _print_arithmetic()
+
+
+def _compare(lake: Path, num_blocks: int, mode: str, pace_s: float) -> None:
+    found = {}
+    for name, request_bytes in (("alone", 0), ("joined", 8 << 20)):
+        one = found[name] = _epoch(lake, mode, pace_s, request_bytes)
+        trainer = "paced" if pace_s else "eager"
+        print(
+            f"{num_blocks:>7}{mode:>8}{trainer:>9}{name:>8}{one.requests:>10}{one.num_bytes / 1e6:>8.1f}"
+            f"{one.num_bytes / 1e6 / one.requests:>9.2f}{one.wall_s:>9.2f}{one.waited_s:>10.2f}"
+        )
+    alone, joined = found["alone"], found["joined"]
+    print(
+        f"{'':>32}{joined.requests / alone.requests:>10.1%} of the requests, {joined.wall_s / alone.wall_s:.2f} of the "
+        "time"
+    )
+
+
+def _epoch(lake: Path, mode: str, pace_s: float, request_bytes: int) -> Measured:
+    """Reads an epoch; blocks that the window has begun for the next one count, as they do in a run."""
+    server, recorder = FolderServer(lake, latency_s=LATENCY_S), Recorder()
+    store = open_store(server.url, StorageConfig(hedge=False))
+    try:
+        manifest = Manifest.open(store.read)
+        cache = open_cache(manifest, store, CacheConfig(policy="stream", request_bytes=request_bytes), recorder)
+        shuffle = ShuffleConfig(mode=mode, lanes="auto" if mode == "none" else 8, window=0.05)
+        prefetcher = open_prefetcher(
+            orders=orders({"": manifest.shape}, batch_size=BATCH_SIZE, shuffle=shuffle, last_batch="drop"),
+            start=(0, 0),
+            slots=np.arange(BATCH_SIZE, dtype=np.int64),
+            manifest=manifest,
+            cache=cache,
+            fields=["image"],
+            config=PrefetchConfig(cold_steps=0),
+            recorder=recorder,
+        )
+        with closing(cache), closing(prefetcher):
+            server.requests.clear()
+            began_s, waited_s = time.perf_counter(), 0.0
+            for number in range(manifest.num_samples // BATCH_SIZE):
+                asked_s = time.perf_counter()
+                prefetcher.next().release()
+                waited_s += time.perf_counter() - asked_s
+                time.sleep(max(0.0, began_s + (number + 1) * pace_s - time.perf_counter()))
+            wall_s = time.perf_counter() - began_s
+            reads = [one for one in server.requests if one.method == "GET" and one.target.endswith(".tar")]
+            num_bytes = int(recorder.snapshot()["bytes_read.lake"])
+    finally:
+        store.close()
+        server.stop()
+    return Measured(requests=len(reads), num_bytes=num_bytes, wall_s=wall_s, waited_s=waited_s)
 
 
 def _print_arithmetic() -> None:
@@ -71,45 +141,6 @@ def _print_arithmetic() -> None:
 
 def _new_blocks(ids: Ids, before: Ids, block_samples: int) -> Ids:
     return np.setdiff1d(ids // block_samples, before // block_samples)
-
-
-def _count(root: Path, mode: str) -> tuple[int, int, int]:
-    """Requests of whole blocks in an epoch; how many were left if neighbours under way together were one; how many had
-    such a neighbour."""
-    lock = threading.Lock()
-    seen: list[tuple[float, str, int, int]] = []
-
-    def note(request: Request) -> None:
-        name = request.target.partition("?")[0].rpartition("/")[2]
-        if request.method == "GET" and name.endswith(".tar"):
-            start, stop = request.headers["range"].removeprefix("bytes=").split("-")
-            with lock:
-                seen.append((request.at_s, name, int(start), int(stop) + 1))
-
-    server = FolderServer(root / "set", latency_s=LATENCY_S)
-    server.rule = note
-    words = [f"data.url={server.url}", f"cache.dir={root / mode}", "cache.policy=stream", f"shuffle.mode={mode}"]
-    words += ["graph.size=32", "loader.batch_size=32", "device=cpu", "prefetch.cold_steps=0", "storage.hedge=false"]
-    try:
-        with dp.load("train", words) as loader:
-            for _batch in loader:
-                pass
-    finally:
-        server.stop()
-    return len(seen), *_neighbours(sorted(seen, key=lambda one: (one[1], one[2])))
-
-
-def _neighbours(by_place: list[tuple[float, str, int, int]]) -> tuple[int, int]:
-    joined, together, run_start = 1, set(), 0
-    for number in range(1, len(by_place)):
-        at_s, name, _, _ = by_place[number - 1]
-        here_s, here, begin, stop = by_place[number]
-        touches = here == name and begin == by_place[number - 1][3] and abs(here_s - at_s) < LATENCY_S
-        if touches:
-            together |= {number - 1, number}
-        if not touches or stop - by_place[run_start][2] > _MOST_BYTES:
-            joined, run_start = joined + 1, number
-    return joined, len(together)
 
 
 if __name__ == "__main__":
