@@ -64,11 +64,11 @@ class HedgePolicy:
     - one and a half times what the bytes under way need at the highest rate seen of late. By J. Little's law (1961)
       requests take that long on average however the link is shared, so that is a queue of our own and no accident.
 
-    Then it is hedged, or stays due and is looked at again, unless
-    hedges are at 5 % of requests; the store asked to slow down within the last 10 s; or of the last 32
-    requests more than a quarter took longer than their p95, those under way included (then slowness is no accident).
-    After eight hedges of which less than a quarter came first, the p95 counts four times for 10 s: what loses are
-    requests just past it, and a request that hangs must not wait for those.
+    Then it is hedged, unless hedges are at 5 % of requests, the store asked to slow down within the last 10 s, or of
+    the last 32 requests more than a quarter took longer than their p95, those under way included (slowness is then no
+    accident). If so it stays due and is looked at again. After eight hedges of which less than a quarter came first,
+    the p95 counts four times for 10 s: those that lose are for requests just past it, and one that hangs must not
+    suffer for them.
     """
 
     def __init__(self, *, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,6 +89,8 @@ class HedgePolicy:
 
     def started(self, num_bytes: int) -> Flight:
         """A request is sent; it earns 5 % of a hedge. `finished` or `failed` must follow."""
+        if not self._enabled:
+            return Flight(num_bytes=num_bytes, began_s=0.0, began_busy_s=0.0, queue_bytes=0)
         with self._lock:
             now_s = self._clock()
             self._saved = min(_MAX_SAVED, self._saved + _BUDGET)
@@ -124,6 +126,8 @@ class HedgePolicy:
 
     def finished(self, flight: Flight, *, hedge_won: bool = False) -> None:
         """The request was answered, by itself or by its hedge (it alone would have taken longer)."""
+        if not self._enabled:
+            return
         with self._lock:
             now_s = self._clock()
             if self._ended(flight, now_s):
@@ -143,6 +147,8 @@ class HedgePolicy:
 
     def failed(self, flight: Flight) -> None:
         """The request and its hedge, if any, came to nothing, or nobody waits for them any more."""
+        if not self._enabled:
+            return
         with self._lock:
             self._ended(flight, self._clock())
 
