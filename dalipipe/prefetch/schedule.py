@@ -352,7 +352,8 @@ class Schedule:
         """Neighbours that may come with a block, now under way with it: wanted ones, and such as steps that are planned
         need, while half of the memory is free, so that none of these is dropped again before its turn."""
         following = block + 1
-        if self._neighbours.needed_by(following) is None and self._held.next_use(following) is None:
+        is_needed = self._neighbours.needed_by(following) is not None or self._held.next_use(following) is not None
+        if not self._neighbours.may_join or not is_needed:
             return ()
         wanted = set(self._wanted)
         num_coming = len(wanted) + len(self._under_way)

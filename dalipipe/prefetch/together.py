@@ -25,6 +25,11 @@ class Neighbours:
         self._needed_by: dict[int, int] = {}
         self._patience = _PATIENCE
 
+    @property
+    def may_join(self) -> bool:
+        """Whether a block may bring any along just now."""
+        return self._most_blocks > 1 and self._patience > 0
+
     def lacked(self, blocks: Iterable[int], step: int) -> None:
         """A step that lacks these blocks enters the window."""
         for block in blocks:
@@ -51,7 +56,7 @@ class Neighbours:
         """
         found: list[int] = []
         first_step = self._needed_by.get(block)
-        if first_step is None or self._patience <= 0:
+        if first_step is None or not self.may_join:
             return found
         last_step = head + 2 * max(0, first_step - head)
         for other in range(block + 1, block + self._most_blocks):

@@ -353,6 +353,8 @@ class WindowPrefetcher:
                 if self._schedule.reserve(block, sizes[block]):
                     kept = self._schedule.keep_beside({one: sizes[one] for one in beside})
                     self._schedule.give_back_beside(beside[len(kept) :])
+                    if sizes.keys() != {block}:
+                        self._room.notify_all()  # others count room for what has none yet
                     return [block, *kept]
                 # Nobody waits for room with blocks in hand that another step may be waiting for.
                 self._schedule.give_back_beside(beside)
