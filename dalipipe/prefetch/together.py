@@ -61,7 +61,8 @@ class Neighbours:
         last_step = head + 2 * max(0, first_step - head)
         for other in range(block + 1, block + self._most_blocks):
             step = need(other)
-            if step is None or step > last_step:
+            # The samples of a step that was handed out were read alone: what it lacked can wait.
+            if step is None or not head <= step <= last_step:
                 break
             found.append(other)
         return found

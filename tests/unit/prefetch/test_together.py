@@ -170,7 +170,7 @@ def test_neighbours_come_with_a_block_only_as_far_as_its_own_step_has_time(
     if step is None:
         assert not found
         return
-    allowed = [need is not None and need <= head + 2 * max(0, step - head) for need in needs]
+    allowed = [need is not None and head <= need <= head + 2 * max(0, step - head) for need in needs]
     assert all(allowed[block] for block in found)
     end = lead + 1 + len(found)
     assert len(found) == most - 1 or end == len(needs) or not allowed[end]
