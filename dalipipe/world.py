@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dalipipe.errors import ConfigError
@@ -74,19 +73,6 @@ def store_address(environ: Mapping[str, str] | None = None) -> tuple[str, int, i
             "torchrun, set them, or use assign=static"
         )
     return env["MASTER_ADDR"], _integer(env, "MASTER_PORT", 0), _integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
-
-
-@contextmanager
-def environment_default(name: str, value: str) -> Iterator[None]:
-    """For the block an environment variable has `value`, unless it is set. Not for two threads at once."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

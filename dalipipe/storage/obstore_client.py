@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +19,6 @@ from dalipipe.storage.url import (
     scheme_of,
     strip_slash,
 )
-from dalipipe.world import environment_default
-
-_STARTING = threading.Lock()
 
 
 def open_credentials(config: StorageConfig) -> Credentials | None:
@@ -85,27 +80,6 @@ def open_client(url: str, config: StorageConfig, credentials: Credentials | None
                 f"cannot open {url}: {reason(error)}; check the URL, endpoint and region"
             ) from presentable(error)
         raise
-
-
-def start_client_threads() -> None:
-    """Starts the threads of the event loop that all clients of this process share, where nothing has yet.
-
-    It is one thread, unless TOKIO_WORKER_THREADS says otherwise. Left alone the loop has as many as the host has cores;
-    they wake each other for every piece that comes from the network, which takes CPU time from decoding and brings
-    nothing: one copies bytes out of its sockets as fast as the links of most hosts carry them.
-    """
-    with _STARTING:
-        _start_client_threads()
-
-
-@functools.cache
-def _start_client_threads() -> None:
-    import obstore
-    from obstore.store import MemoryStore
-
-    # The loop looks at the variable once, at the first call of any client.
-    with environment_default("TOKIO_WORKER_THREADS", "1"):
-        obstore.put(MemoryStore(), "x", b"")
 
 
 def _duration(seconds: float) -> str:

@@ -22,7 +22,7 @@ from dalipipe.storage.failures import (
     presentable,
     translate,
 )
-from dalipipe.storage.obstore_client import open_client, open_credentials, start_client_threads
+from dalipipe.storage.obstore_client import open_client, open_credentials
 from dalipipe.storage.ranges import PART_BYTES, check_range, empty_range, flat_bytes, short_answer, split_range
 from dalipipe.storage.store import ObjectInfo, StorageConfig
 from dalipipe.storage.transport import Record, Transport, discard
@@ -247,7 +247,6 @@ class ObstoreStore:
         hedge: bool = False,
         retryable: Callable[[BaseException], bool] = is_transient,
     ) -> R:
-        start_client_threads()
         try:
             return self._transport.run(
                 call, action, num_bytes=num_bytes, timeout_s=timeout_s, hedge=hedge, retryable=retryable
