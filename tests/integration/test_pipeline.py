@@ -239,7 +239,9 @@ def test_streaming_keeps_nothing_on_disk(packed: Path, tmp_path: Path) -> None:
     ) as loader:
         ids_of(loader)
         once = loader.stats()["bytes_read"]["lake"]
-        assert sorted(sum(ids_of(loader), [])) == list(range(NUM_IMAGES))
-        # What is still held from the first epoch need not be read again; little fits under the cap.
-        assert loader.stats()["bytes_read"]["lake"] >= 1.5 * once
+        for _ in range(2):
+            assert sorted(sum(ids_of(loader), [])) == list(range(NUM_IMAGES))
+        # What is held from an epoch to the next, or came early, need not be read again; little fits under the cap.
+        set_bytes = sum(path.stat().st_size for path in packed.glob("*.tar"))
+        assert loader.stats()["bytes_read"]["lake"] - once >= 1.2 * set_bytes
         assert loader.stats()["bytes_written"]["node"] == 0
