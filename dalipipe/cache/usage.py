@@ -55,7 +55,7 @@ class UsageTable:
         """Halves the counts of a set once its blocks were used eight times each on average, so that what was hot long
         ago does not stay for ever (as in Einziger et al., "TinyLFU", 2017). The set's lock must be held."""
         records = self.read(blocks)
-        known = np.count_nonzero(records["last_s"])
+        known = int(np.count_nonzero(records["last_s"]))
         if records["uses"].sum(dtype=np.int64) < _AGE_AT_MEAN_USES * max(known, 1):
             return
         halved = records.copy()
