@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dalipipe.graphs.device.tier import DeviceTier
     from dalipipe.loader.publish import Published, StatePublisher
     from dalipipe.order.epoch import EpochOrder
+    from dalipipe.prefetch.config import PrefetchConfig
     from dalipipe.shards.manifest import Manifest
     from dalipipe.storage.store import Store
 
@@ -123,6 +124,14 @@ def open_parts(cfg: LoadConfig, world: World) -> LoaderParts:
     return parts
 
 
+def _prefetch_config(cfg: LoadConfig) -> PrefetchConfig:
+    """`prefetch.*`; with a pool a run starts from whole blocks, unless a number says otherwise: samples that are read
+    alone would leave the lake a second time, and where the pool has their block they need not leave it at all."""
+    if cfg.cache.tiers.pool.url and cfg.prefetch.cold_steps == "auto":
+        return replace(cfg.prefetch, cold_steps=0)
+    return cfg.prefetch
+
+
 def start_source(parts: LoaderParts, epoch: int, step: int) -> BatchSource:
     """The endless source of this rank's batches from (epoch, step) on."""
     from dalipipe.graphs.origin import largest_image, origin_of
@@ -137,7 +146,7 @@ def start_source(parts: LoaderParts, epoch: int, step: int) -> BatchSource:
         manifest=manifest,
         cache=parts.cache,
         fields=cfg.data.fields,
-        config=cfg.prefetch,
+        config=_prefetch_config(cfg),
         recorder=recorder,
         store=parts.store,
         keeps=parts.cache.keeps if cfg.cache.policy in ("auto", "pin") else None,

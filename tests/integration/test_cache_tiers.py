@@ -58,6 +58,23 @@ def test_all_tiers_feed_an_exact_epoch_and_a_second_node_spares_the_lake(packed:
         assert loader.stats()["bytes_read"]["lake"] == 0
 
 
+def test_what_the_pool_has_does_not_leave_the_lake_for_a_second_node(packed: Path, tmp_path: Path) -> None:
+    """Not a byte of it, not for the first step either."""
+    lake_bytes = []
+    for node in range(2):
+        words = [
+            f"data.url={packed}",
+            f"cache.dir={tmp_path / f'node{node}'}",
+            f"cache.tiers.pool.url={tmp_path / 'pool'}",
+        ]
+        with dp.load("train", [*words, "graph.size=32", "device=cpu", "loader.batch_size=10"]) as loader:
+            for _batch in loader:
+                pass
+            lake_bytes.append(loader.stats()["bytes_read"]["lake"])
+    assert lake_bytes[0] > 0
+    assert lake_bytes[1] == 0
+
+
 def test_auto_takes_lfu_where_samples_are_hot(packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="dalipipe.cache.open"):
         load(packed, tmp_path / "plain").close()
