@@ -22,18 +22,21 @@ from dalipipe.prefetch.cold import LooseSamples
 if TYPE_CHECKING:
     from dalipipe.prefetch.schedule import PendingStep
 
-COLD_PERIODS = 4
+COLD_PERIODS = 6
 """`prefetch.cold_steps=auto`: so many times the steps that the blocks of the first one last, at most."""
 
 # What is read alone at once is at most this share of a block; where one step takes more, the block comes whole.
 _MAX_SHARE = 0.5
+# Where the first of so few blocks comes before the samples of the first steps do, blocks are as quick as samples.
+_PROBE_BLOCKS = 2
+_PROBE_STEPS = 3
 # Samples are asked for when their step is so near, for up to so many steps at once.
 _REACH = 5
 _MAX_WAVE = 4
 # A block that is not under way when its turn is nearer than this share of a period would come too late to be of use.
 _HORIZON = 0.8
 # Blocks under way together while samples are read alone: a link that is full would bring more only later.
-_BLOCKS_BYTES = 32 << 20
+_BLOCKS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,8 @@ class ColdStart:
         self._period = 1
         self._num_left = 0
         self._num_clean = 0
-        self._wave = 1
+        self._is_probing = True
+        self._num_came = 0
         self._tasks: deque[ColdTask] = deque()
         self._num_admitted = self._num_looked = 0
         self._put_off: dict[int, int] = {}  # and the number of the first step that has it brought in its turn again
@@ -86,7 +90,7 @@ class ColdStart:
 
     def may_fetch(self, num_under_way: int) -> bool:
         """Whether another block may be begun beside those that are under way."""
-        return not self.is_on or num_under_way < self._max_blocks
+        return not self.is_on or num_under_way < (_PROBE_BLOCKS if self._is_probing else self._max_blocks)
 
     def admit(self, pending: PendingStep) -> list[int]:
         """A step enters the window; the blocks that it lacks and that are to be brought for it, in order of need."""
@@ -105,12 +109,22 @@ class ColdStart:
 
     def came_whole(self, block: int) -> None:
         """The block is near."""
+        self._num_came += 1
         self._put_off.pop(block, None)
         self._whole.discard(block)
 
     def want(self, block: int) -> bool:
         """The block is put off no more; whether it was."""
         return self._put_off.pop(block, None) is not None
+
+    def want_again(self, window: Iterable[PendingStep]) -> list[int]:
+        """As the start is over: the blocks that were put off and that steps wait for, in order of need."""
+        return [
+            block
+            for pending in window
+            for block in pending.plan.blocks
+            if block in pending.lacks and self._put_off.pop(block, None) is not None
+        ]
 
     def next_put_off(self) -> int | None:
         """The first block that was put off, once the start is over."""
@@ -172,17 +186,34 @@ class ColdStart:
         self._unchecked.clear()
 
     def _ask(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
-        near = list(islice(window, _REACH + _MAX_WAVE))
-        for first, pending in enumerate(near[:_REACH]):
-            if not pending.is_asked:
-                self._ask_for(near[first : min(first + self._wave, _REACH + _MAX_WAVE)])
-                self._wave = min(_MAX_WAVE, 2 * self._wave)
-        for pending in islice(window, max(1, int(_HORIZON * self._period))):
+        if self._is_probing:
+            self._probe(window, wanted)
+        else:
+            near = list(islice(window, _REACH + _MAX_WAVE))
+            for first, pending in enumerate(near[:_REACH]):
+                if not pending.is_asked:
+                    self._ask_for(near[first : min(first + _MAX_WAVE, _REACH + _MAX_WAVE)])
+        spared = self._whole.union(islice(wanted, _PROBE_BLOCKS if self._num_looked == 0 else 0))
+        for pending in islice(window, max(1, int(_HORIZON * self._period)) if self.is_on else 0):
             for block in pending.lacks if pending.number >= self._num_looked else ():
-                if block in wanted and block not in self._whole:
+                if block in wanted and block not in spared:
                     wanted.remove(block)
                     self._put_off[block] = pending.number + self._period
             self._num_looked = max(self._num_looked, pending.number + 1)
+
+    def _probe(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
+        """Reads the first steps alone beside a few blocks. Where a block comes as soon, blocks are as quick as samples,
+        and the start is over."""
+        steps = list(islice(window, _PROBE_STEPS))
+        if steps and steps[0].number == 0 and not steps[0].is_asked:
+            self._ask_for(steps[:1])
+            self._ask_for(steps[1:])
+        if not steps or self._tasks or self._num_reading:
+            return
+        self._is_probing = False
+        if self._num_came:
+            self._num_left = 0
+            wanted.extendleft(reversed(self.want_again(window)))
 
     def _ask_for(self, wave: Sequence[PendingStep]) -> None:
         """Cuts what some steps lack into tasks, by block."""

@@ -157,6 +157,8 @@ class Schedule:
             pending = self._buildable.popleft()
             near = {block: self._held.view(block) for block in pending.plan.blocks if block in self._held}
             return BuildTask(pending=pending, views=near)
+        if self._cold.is_on:
+            self._not_pressing = None  # blocks may be wanted again
         if (cold := self._cold.next_task(self._window, self._wanted)) is not None:
             return cold
         if not self._plans and len(self._window) < depth and self._may_plan():
@@ -295,12 +297,7 @@ class Schedule:
             return None
         self._window.popleft()
         if self._cold.ends_with(head):
-            self._wanted.extend(
-                block
-                for pending in self._window
-                for block in pending.plan.blocks
-                if block in pending.lacks and self._cold.want(block)
-            )
+            self._wanted.extendleft(reversed(self._cold.want_again(self._window)))
         self._not_pressing = None
         return head.ready
 

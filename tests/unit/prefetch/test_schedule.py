@@ -231,46 +231,83 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
     assert all(view.released for view in threads.views.values())
 
 
-def test_samples_of_the_first_period_are_read_alone_while_blocks_of_the_second_come() -> None:
-    steps = lanes(4, 3, 16, 2)
-    schedule = Schedule(
-        cap_bytes=100 * BLOCK_BYTES, block_bytes=BLOCK_BYTES, num_samples=lambda block: 16, spare_threads=6
-    )
+def begin(steps: list[dict[int, int]]) -> Schedule:
+    """A schedule that has planned, over blocks of 16 samples of which 8 may be under way at the start."""
+    schedule = Schedule(cap_bytes=100 << 21, block_bytes=2 << 20, num_samples=lambda block: 16, spare_threads=99)
     schedule.begin_cold(16, 8)
-    first = schedule.next_task(10)
-    assert isinstance(first, PlanTask)
+    assert isinstance(schedule.next_task(10), PlanTask)
     schedule.planned([plan(number, blocks) for number, blocks in enumerate(steps)])
-    tasks = []
+    return schedule
+
+
+def tasks_of(schedule: Schedule) -> tuple[list[ColdTask], list[int]]:
+    """What it gives to threads now: samples to read alone, and blocks."""
+    alone, blocks = [], []
     while (task := schedule.next_task(10)) is not None:
-        if not isinstance(task, PlanTask):
-            tasks.append(task)
-    alone = [
-        (task.block, [pending.number for pending in task.pendings]) for task in tasks if isinstance(task, ColdTask)
-    ]
-    assert alone == [(0, [0]), (1, [0]), (2, [0]), (3, [0]), (0, [1, 2]), (1, [1, 2])]
-    # Not more than a link needs to be full, so that they come one after the other.
-    assert [task.block for task in tasks if isinstance(task, FetchTask)] == [4, 5, 6, 7]
+        if isinstance(task, ColdTask):
+            alone.append(task)
+        elif isinstance(task, FetchTask):
+            blocks.append(task.block)
+    return alone, blocks
+
+
+def answer(schedule: Schedule, tasks: list[ColdTask]) -> None:
+    for task in tasks:
+        schedule.came_loose(task, LooseSamples(data={}, digests={}))
+
+
+def test_while_blocks_are_slow_the_first_period_is_read_alone_and_blocks_of_the_second_come() -> None:
+    schedule = begin(lanes(4, 3, 16, 2))
+    alone, blocks = tasks_of(schedule)
+    numbers = [(task.block, [pending.number for pending in task.pendings]) for task in alone]
+    assert numbers == [(0, [0]), (1, [0]), (2, [0]), (3, [0]), (0, [1, 2]), (1, [1, 2]), (2, [1, 2]), (3, [1, 2])]
+    assert blocks == [0, 1]  # to see which is quicker
+    answer(schedule, alone)
+    alone, blocks = tasks_of(schedule)
+    assert {pending.number for task in alone for pending in task.pendings} == {3, 4, 5, 6}
+    assert blocks == [4, 5, 6, 7, 8, 9]
+
+
+def test_where_blocks_are_as_quick_as_samples_they_come_in_order_of_need() -> None:
+    schedule = begin(lanes(4, 3, 16, 2))
+    alone, blocks = tasks_of(schedule)
+    assert blocks == [0, 1]
+    schedule.arrived(0, View())  # type: ignore[arg-type]
+    answer(schedule, alone)
+    alone, blocks = tasks_of(schedule)
+    assert not alone
+    assert blocks[:6] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_block_that_nobody_waits_for_and_cannot_be_had_is_told() -> None:
-    steps = lanes(1, 2, 8, 1)
-    schedule = Schedule(
-        cap_bytes=9 * BLOCK_BYTES, block_bytes=BLOCK_BYTES, num_samples=lambda block: 8, spare_threads=1
-    )
-    schedule.begin_cold(8, 8)
-    threads = Threads(
-        schedule, deque([[plan(number, blocks) for number, blocks in enumerate(steps)]]), 4, 3, set(), random.Random(0)
-    )
-    for _ in range(9):
-        while schedule.take() is None:
-            assert threads.work()
+    schedule = begin(lanes(4, 3, 16, 2))
     error = OSError("gone")
-    for _ in range(100):
-        broken = [task for task in threads.busy if isinstance(task, FetchTask) and task.block == 0]
-        if broken:
-            threads.busy.remove(broken[0])
-            schedule.failed(0, error)
+    for number in range(24):
+        while (step := schedule.take()) is None:
+            task = schedule.next_task(10)
+            if isinstance(task, ColdTask):
+                answer(schedule, [task])
+            elif isinstance(task, BuildTask):
+                task.pending.ready = task.pending.plan  # type: ignore[assignment]
+            elif isinstance(task, FetchTask) and task.block not in (0, 1):
+                assert task.block != 3, "it was to be put off"
+                schedule.arrived(task.block, View())  # type: ignore[arg-type]
+        assert step.step == number
+        schedule.leave(list(step.blocks))  # type: ignore[attr-defined]
+        if number == 4:  # the two that came to see which is quicker
+            for block in (0, 1):
+                schedule.take_loose(block)
+                schedule.arrived(block, View())  # type: ignore[arg-type]
+        if number == 22:
             break
-        threads.work()
+    fetched = []
+    while 2 not in fetched:
+        task = schedule.next_task(10)
+        assert task is not None
+        if isinstance(task, FetchTask):
+            fetched.append(task.block)
+            if task.block != 2:
+                schedule.arrived(task.block, View())  # type: ignore[arg-type]
+    schedule.failed(2, error)
     assert schedule.head is not None
-    assert schedule.failure_of(schedule.head) == (0, error)
+    assert schedule.failure_of(schedule.head) == (2, error)
