@@ -2,11 +2,14 @@
 
 All lanes of the order open their blocks in the same step, so a run begins with a lump of blocks, of which the first
 steps need little. While it came, nothing else would; and when it had come, half of its use would be over and the next
-lump due. So the samples of the first period are read alone, in order of need, and what the link carries beyond that
-goes to the blocks of the next period, a few at a time so that they come one after the other. A later step whose blocks
-have not come when its turn is near has its samples read alone too, until for a whole period none had to. The blocks of
-the first period follow when there is nothing else to do: for the cache, and since only with them what was read alone is
-known to be right.
+lump due. So the first steps have their samples read alone beside a few blocks. Where one of these comes as soon, all
+blocks may come in order of need.
+
+Else the samples of the first period are read alone, in order of need, and what the link carries beyond that goes to the
+blocks of the next period, a few at a time so that they come one after the other. A later step whose blocks have not
+come when its turn is near has its samples read alone too, until for a whole period none had to. Blocks that would come
+after their turn are put off until there is nothing else to bring: they are for the cache, and only with them what was
+read alone is known to be right.
 """
 
 from __future__ import annotations

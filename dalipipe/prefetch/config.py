@@ -15,8 +15,8 @@ class PrefetchConfig:
     """Threads with nothing nearer to do bring the rest of the epoch to the node's cache, as far as it keeps blocks."""
     cold_steps: int | str = "auto"
     """At the start, at most so many steps read their samples alone where blocks are not near, as whole blocks would
-    come too late; `auto`: until blocks come in time for as long as those of the first step are used, at most four times
-    that. 0 never does."""
+    come too late; `auto`: until blocks come in time for as long as those of the first step are used, at most six times
+    that, or not at all where they come as soon. 0 never does."""
     threads: int = 32
     """Threads that fetch blocks; they wait for the lake and for the disk, not for the CPU."""
     memory_cap: int | float | str = "4GiB"
