@@ -112,7 +112,8 @@ class MixSequence:
         if not within.size:
             return within
         patterns = np.stack([known[name] for name in names.tolist()])
-        return patterns[which.reshape(within.shape), within].astype(np.int64)
+        turns: Ids = patterns[which.reshape(within.shape), within].astype(np.int64)
+        return turns
 
     def _dealt(self, names: Ids) -> npt.NDArray[np.int16]:
         """int16 [names, MIX_WINDOW]: `_turns` of whole windows."""
