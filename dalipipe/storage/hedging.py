@@ -19,7 +19,9 @@ from dalipipe.storage.throughput import PeakRate
 
 _QUANTILE = 0.95
 _BUDGET = 0.05
-_MAX_SAVED = 2.0
+_MAX_SAVED = 4.0
+_RESERVE = 2.0
+_FAR = 2.0
 _MIN_OBSERVED = 24
 _RECENT = 32
 _SLOW_SHARE = 0.25
@@ -30,8 +32,8 @@ _HALF_LIFE = 200
 _FLOOR_S = 0.002
 _NEW_SIZE_MARGIN = 3.0
 _QUEUE_MARGIN = 1.5
-_MORE_PATIENCE = 4.0
-_MOST_PATIENCE = 16.0
+_MORE_PATIENCE = 2.0
+_MOST_PATIENCE = 8.0
 _LOOK_AGAIN_S = 0.1
 _LATER = 1.25
 
@@ -61,14 +63,16 @@ class HedgePolicy:
     - the running p95 of requests of its size. While a size is new, that of the next larger one known, else of the next
       smaller one in proportion to the bytes (at least three times): what is part latency and part transfer grows no
       faster than that;
-    - one and a half times what the bytes under way need at the highest rate seen of late. By J. Little's law (1961)
-      requests take that long on average however the link is shared, so that is a queue of our own and no accident.
+    - one and a half times what the bytes under way need at the highest rate seen of late, as long as answers still
+      come. By J. Little's law (1961) requests take that long on average however the link is shared, so that is a queue
+      of our own and no accident.
 
     Then it is hedged, unless hedges are at 5 % of requests, the store asked to slow down within the last 10 s, or of
     the last 32 requests more than a quarter took longer than their p95, those under way included (slowness is then no
-    accident). If so it stays due and is looked at again. After eight hedges of which less than a quarter came first,
-    the p95 counts four times for 10 s: those that lose are for requests just past it, and one that hangs must not
-    suffer for them.
+    accident). If so it stays due and is looked at again. Of what the budget has saved, two hedges are kept for requests
+    that are twice as late: while training waits for one that hangs, no others are sent that could earn one. After eight
+    hedges of which less than a quarter came first, the p95 counts twice for 10 s, after the next eight four times:
+    those that lose are for requests just past it, and one that hangs must not suffer for them.
     """
 
     def __init__(self, *, enabled: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,10 +84,10 @@ class HedgePolicy:
         self._flights: dict[Flight, bool] = {}
         self._queue_bytes = 0
         self._idle_s = 0.0
-        self._idle_since_s = clock()
+        self._idle_since_s = self._answered_at_s = clock()
         self._recent_slow: deque[bool] = deque(maxlen=_RECENT)
         self._recent_won: deque[bool] = deque(maxlen=_RECENT_HEDGES)
-        self._saved = 1.0
+        self._saved = _RESERVE
         self._patience = 1.0
         self._patient_until_s = self._paused_until_s = float("-inf")
 
@@ -115,11 +119,14 @@ class HedgePolicy:
             threshold_s = self._threshold_s(flight.num_bytes)
             if threshold_s is None:
                 return _LOOK_AGAIN_S
-            due_s = flight.began_s + max(self._patience_at(now_s) * threshold_s, self._queueing_s(flight))
-            if now_s < due_s:
-                return due_s - now_s
-            if now_s < self._paused_until_s or self._saved < 1.0 or self._is_slow_everywhere(flight, now_s):
-                return max(_LOOK_AGAIN_S, (_LATER - 1) * (now_s - flight.began_s))
+            queueing_s, waited_s = self._queueing_s(flight), now_s - flight.began_s
+            due_s = max(self._patience_at(now_s) * threshold_s, queueing_s)
+            if waited_s < due_s:
+                return due_s - waited_s
+            far = waited_s >= max(_FAR * threshold_s, queueing_s)
+            enough = self._saved >= (1.0 if far else 1.0 + _RESERVE)
+            if now_s < self._paused_until_s or not enough or self._is_slow_everywhere(flight, now_s):
+                return max(_LOOK_AGAIN_S, (_LATER - 1) * waited_s)
             self._saved -= 1.0
             self._flights[flight] = True
             return 0.0
@@ -136,6 +143,7 @@ class HedgePolicy:
                     self._patience = min(_MOST_PATIENCE, _MORE_PATIENCE * self._patience_at(now_s))
                     self._patient_until_s = now_s + _PAUSE_S
                     self._recent_won.clear()
+            self._answered_at_s = now_s
             latency_s = now_s - flight.began_s
             threshold_s = self._threshold_s(flight.num_bytes)
             if threshold_s is not None:
@@ -169,8 +177,14 @@ class HedgePolicy:
         return self._patience if now_s < self._patient_until_s else 1.0
 
     def _queueing_s(self, flight: Flight) -> float:
+        """How long after its start `flight` may be waiting in a queue of our own."""
         rate = self._rate.bytes_per_s
-        return _QUEUE_MARGIN * max(flight.queue_bytes, self._queue_bytes) / rate if rate else 0.0
+        if not rate:
+            return 0.0
+        queue_s = _QUEUE_MARGIN * max(flight.queue_bytes, self._queue_bytes) / rate
+        # A queue moves: in the time that all of what is under way needs, something of it is answered.
+        still_s = max(0.0, self._answered_at_s - flight.began_s) + _QUEUE_MARGIN * self._queue_bytes / rate
+        return min(queue_s, still_s)
 
     def _is_slow_everywhere(self, asking: Flight, now_s: float) -> bool:
         slow = sum(self._recent_slow)

@@ -24,7 +24,7 @@ def answered(policy: HedgePolicy, clock: Clock, num_bytes: int, latency_s: float
     flight, hedged, end_s = policy.started(num_bytes), False, clock.now_s + latency_s
     while (wait_s := policy.hedge_in_s(flight) if not hedged else float("inf")) < end_s - clock.now_s:
         hedged = hedged or wait_s == 0
-        clock.now_s += wait_s
+        clock.now_s += wait_s + 1e-6
     clock.now_s = end_s
     policy.finished(flight)
     return hedged
@@ -43,7 +43,7 @@ def due_after_s(policy: HedgePolicy, clock: Clock, flight: Flight, at_most_s: fl
     while (wait_s := policy.hedge_in_s(flight)) > 0:
         if clock.now_s + wait_s > began_s + at_most_s:
             return None
-        clock.now_s += wait_s
+        clock.now_s += wait_s + 1e-6
     return clock.now_s - began_s
 
 
@@ -87,7 +87,7 @@ def test_hedges_are_at_most_five_percent_of_requests() -> None:
         clock.now_s += 1
         hedges += policy.hedge_in_s(flight) == 0
         policy.failed(flight)
-    assert 95 <= hedges <= 102
+    assert 95 <= hedges <= 104  # four may have been saved before
 
 
 def test_off_is_off() -> None:
@@ -121,7 +121,7 @@ def test_in_a_storm_of_refusals_nothing_is_hedged() -> None:
 def test_a_hanging_request_that_could_not_be_hedged_is_looked_at_again() -> None:
     clock = Clock()
     policy = learned(clock)
-    spent = [policy.started(MB) for _ in range(2)]
+    spent = [policy.started(MB) for _ in range(4)]
     assert all(due_after_s(policy, clock, flight) is not None for flight in spent)
     hanging = policy.started(MB)
     clock.now_s += 1.0
@@ -287,7 +287,7 @@ def test_hedges_that_lose_do_not_silence_those_of_requests_that_hang() -> None:
     for _ in range(25):
         answered(policy, clock, MB, 0.1)
     just_past = policy.started(MB)
-    assert due_after_s(policy, clock, just_past, at_most_s=0.25) is None
+    assert due_after_s(policy, clock, just_past, at_most_s=0.18) is None
     policy.failed(just_past)
     hanging = policy.started(MB)
     found = due_after_s(policy, clock, hanging)
