@@ -48,7 +48,7 @@ def job(folder: Path, uid: int, umask: str, blocks: int) -> tuple[int, str]:
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    """A folder that all users may look into; pytest's own lie in one that each session closes to others at its start."""
+    """A folder that all users may look into; pytest's own lie in one that each session closes to others at first."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
