@@ -89,6 +89,8 @@ class FaultProxy:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._ending = False
+        # The loop holds its tasks weakly: one that waits for the server behind, for a client that is gone, is nobody's.
+        self._tasks: set[asyncio.Task[None] | None] = set()
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 
@@ -121,11 +123,14 @@ class FaultProxy:
         await asyncio.sleep(0.01)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._tasks.add(task)
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while (head := await _read_head(reader)) is not None:
                 if not await self._exchange(head, reader, writer):
                     break
         writer.transport.abort() if self._ending else writer.close()
+        self._tasks.discard(task)
 
     async def _exchange(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         method, target, headers = _parse_head(head)
@@ -237,6 +242,8 @@ class FaultProxy:
 
                 def send(num_bytes: int) -> int:
                     nonlocal at
+                    if writer.transport.is_closing():  # its number may be another connection's by now
+                        raise ConnectionResetError
                     try:
                         sent = os.sendfile(to, file.fileno(), at, num_bytes)
                     except BlockingIOError:
