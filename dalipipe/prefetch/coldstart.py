@@ -16,14 +16,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from dalipipe.prefetch.cold import LooseSamples
-
-if TYPE_CHECKING:
-    from dalipipe.prefetch.schedule import PendingStep
+from dalipipe.prefetch.tasks import ColdTask, PendingStep
 
 COLD_PERIODS = 6
 """`prefetch.cold_steps=auto`: so many times the steps that the blocks of the first one last, at most."""
@@ -40,14 +36,6 @@ _MAX_WAVE = 4
 _HORIZON = 0.8
 # Blocks under way together while samples are read alone: a link that is full would bring more only later.
 _BLOCKS_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdTask:
-    """Read the samples of some steps that lie in a block alone, as the block will take longer."""
-
-    pendings: tuple[PendingStep, ...]
-    block: int
 
 
 class ColdStart:

@@ -12,11 +12,12 @@ from dalipipe.errors import ClosedError, DalipipeError, PipelineError, PipelineT
 from dalipipe.order.step import Step
 from dalipipe.prefetch.assemble import Assembler
 from dalipipe.prefetch.cold import SampleRanges
-from dalipipe.prefetch.coldstart import COLD_PERIODS, ColdTask
+from dalipipe.prefetch.coldstart import COLD_PERIODS
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlanner
-from dalipipe.prefetch.schedule import BuildTask, FetchTask, PendingStep, Schedule, Task, WarmTask
+from dalipipe.prefetch.schedule import Schedule
+from dalipipe.prefetch.tasks import BuildTask, ColdTask, FetchTask, PendingStep, Task, WarmTask
 from dalipipe.prefetch.warm import EpochWarmer
 from dalipipe.telemetry import Recorder
 

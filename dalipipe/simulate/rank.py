@@ -14,10 +14,11 @@ from dalipipe.cache.contract import BlockView
 from dalipipe.errors import PipelineError
 from dalipipe.order.step import Sample, Step
 from dalipipe.prefetch.cold import LooseSamples
-from dalipipe.prefetch.coldstart import COLD_PERIODS, ColdTask
+from dalipipe.prefetch.coldstart import COLD_PERIODS
 from dalipipe.prefetch.depth import DepthController
 from dalipipe.prefetch.plan import StepPlan, StepPlanner
-from dalipipe.prefetch.schedule import BuildTask, FetchTask, PlanTask, Schedule
+from dalipipe.prefetch.schedule import Schedule
+from dalipipe.prefetch.tasks import BuildTask, ColdTask, FetchTask, PlanTask
 from dalipipe.simulate.events import Events
 
 _NO_SIZES = np.zeros((0, 2), np.int32)

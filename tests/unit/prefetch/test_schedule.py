@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dalipipe.prefetch.cold import LooseSamples
-from dalipipe.prefetch.coldstart import ColdTask
 from dalipipe.prefetch.plan import StepPlan
-from dalipipe.prefetch.schedule import BuildTask, FetchTask, PlanTask, Schedule
+from dalipipe.prefetch.schedule import Schedule
+from dalipipe.prefetch.tasks import BuildTask, ColdTask, FetchTask, PlanTask
 
 BLOCK_BYTES = 8 << 20
 NO_BYTES = np.zeros(0, np.int64)

@@ -22,7 +22,8 @@ from dalipipe.order.recipe import orders
 from dalipipe.order.step import Step
 from dalipipe.prefetch.config import PrefetchConfig
 from dalipipe.prefetch.open import open_prefetcher
-from dalipipe.prefetch.schedule import Schedule, Task
+from dalipipe.prefetch.schedule import Schedule
+from dalipipe.prefetch.tasks import Task
 from dalipipe.prefetch.window import WindowPrefetcher
 from dalipipe.shards.manifest import Manifest
 from dalipipe.shards.union import join_manifests
