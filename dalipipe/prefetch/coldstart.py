@@ -123,9 +123,12 @@ class ColdStart:
 
     def has_task(self, window: Iterable[PendingStep]) -> bool:
         """Whether a free thread would be given samples to read."""
-        if self._num_reading >= self._threads:
+        if self._num_reading >= self._threads or not (self._tasks or self.is_on):
             return False
-        return bool(self._tasks) or (self.is_on and any(not pending.is_asked for pending in islice(window, _REACH)))
+        if self._is_probing and not self._tasks:
+            # What is being read tells what comes next; until then a thread that asked would get nothing.
+            return not self._num_reading and next(iter(window), None) is not None
+        return bool(self._tasks) or any(not pending.is_asked for pending in islice(window, _REACH))
 
     def next_task(self, window: Iterable[PendingStep], wanted: deque[int]) -> ColdTask | None:
         """The samples to read next: those of the nearest step first. Blocks that would come too late leave `wanted`."""

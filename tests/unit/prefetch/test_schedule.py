@@ -60,7 +60,9 @@ class Threads:
             if self.schedule.is_pressing():
                 self.without_room.remove(block)
                 self.schedule.give_back(block)
-                return self.start()
+                assert self.start(), "a thread was called away from a block for nothing"
+                assert block not in self.without_room, "a thread is called away from a block that it is given again"
+                return True
         can_start = len(self.busy) + len(self.without_room) < self.num_threads
         if can_start and (not self.busy or self.choose.random() < 0.5) and self.start():
             return True
@@ -231,9 +233,9 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
     assert all(view.released for view in threads.views.values())
 
 
-def begin(steps: list[dict[int, int]]) -> Schedule:
+def begin(steps: list[dict[int, int]], cap_blocks: int = 100) -> Schedule:
     """A schedule that has planned, over blocks of 16 samples of which 8 may be under way at the start."""
-    schedule = Schedule(cap_bytes=100 << 21, block_bytes=2 << 20, num_samples=lambda block: 16, spare_threads=99)
+    schedule = Schedule(cap_bytes=cap_blocks << 21, block_bytes=2 << 20, num_samples=lambda block: 16, spare_threads=99)
     schedule.begin_cold(16, 8)
     assert isinstance(schedule.next_task(10), PlanTask)
     schedule.planned([plan(number, blocks) for number, blocks in enumerate(steps)])
@@ -266,6 +268,19 @@ def test_while_blocks_are_slow_the_first_period_is_read_alone_and_blocks_of_the_
     alone, blocks = tasks_of(schedule)
     assert {pending.number for task in alone for pending in task.pendings} == {3, 4, 5, 6}
     assert blocks == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_thread_that_waits_for_room_is_not_called_away_for_samples_that_are_not_to_be_read_yet() -> None:
+    schedule = begin(lanes(4, 3, 16, 2), cap_blocks=1)
+    alone, blocks = tasks_of(schedule)
+    assert blocks == [0, 1]
+    answer(schedule, alone[:4])  # the first step's
+    assert schedule.reserve(0, 2 << 20)
+    assert not schedule.reserve(1, 2 << 20)
+    assert isinstance(schedule.next_task(10), BuildTask)
+    assert not schedule.is_pressing(), "only the samples that are being read tell what is read next"
+    answer(schedule, alone[4:])
+    assert schedule.is_pressing()
 
 
 def test_where_blocks_are_as_quick_as_samples_they_come_in_order_of_need() -> None:
