@@ -6,7 +6,9 @@ the command line to every log line; the run folder to its configuration.
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -24,10 +26,13 @@ _QUERY = re.compile(rf"([?&;#][\w.%-]*(?:{_SECRET_WORDS})[\w.%-]*=)[^&\s\"'<>#)]
 _SECRET_NAME = re.compile(rf"^(?!.*(?:_policy|_filename|_file|_path)$).*(?:{_SECRET_WORDS})", re.IGNORECASE | re.DOTALL)
 # An override as it was typed, in a line of a log or a list: to its end, or to the next word that begins with `key=`.
 _OVERRIDE = re.compile(
-    r"\boptions((?:\.[\w-]+)*)=('[^'\n]+'(?=[\s,]|$)|\"[^\"\n]+\"(?=[\s,]|$)|.*?(?=[\s,][+~]*[\w./@-]+=|'*$))",
+    r"\boptions((?:\.[\w'\"-]+)*)=(\*\*\*(?![^\s,;:'\"])|'[^'\n]+'(?=[\s,]|$)|\"[^\"\n]+\"(?=[\s,]|$)"
+    r"|.*?(?=[\s,][+~]*[\w./@-]+=|'*$))",
     re.MULTILINE,
 )
-_OVERRIDE_ITEM = re.compile(r"( *(?:- )+)['\"]?([+~]*[\w./@-]*\boptions(?:\.[\w-]+)*=)")
+# The same of a parent key: `storage={options: {password: …}}`.
+_OVERRIDE_ABOVE = re.compile(r"=([{\[][^\n]*\boptions['\"]? *:[^\n]*)")
+_OVERRIDE_ITEM = re.compile(r"( *(?:- )+)['\"]?([+~]*[\w./@-]+(?:\.['\"\w-]+)*=)")
 _YAML_NAME = re.compile(r"( *(?:- +)*)('[^']*'|\"[^\"]*\"|[^\s'\"#:-][^:]*):(?: +(.*))?$")
 _YAML_PACKAGE = "# @package "
 _YAML_FALSE = ("''", "null", "false", "0", "0.0", "{}", "[]")
@@ -51,7 +56,7 @@ def masked(text: str, secrets: Sequence[str] = ()) -> str:
         text = _USER.sub(_hide_user, text)
     if "options" in text:
         text = "".join(_without_yaml_secrets(text.splitlines(keepends=True)))
-        text = _OVERRIDE.sub(_hide_override, text)
+        text = _without_override_secrets(text)
     return _QUERY.sub(rf"\1{HIDDEN}", text) if "=" in text else text
 
 
@@ -113,11 +118,20 @@ def _hide_user(match: re.Match[str]) -> str:
     return f"{scheme}://{name}{colon and ':' + HIDDEN}@"
 
 
+def _without_override_secrets(text: str) -> str:
+    return _OVERRIDE_ABOVE.sub(_hide_override_above, _OVERRIDE.sub(_hide_override, text))
+
+
 def _hide_override(match: re.Match[str]) -> str:
     names, value = match[1], match[2]
-    if not any(map(is_secret_name, names.split("."))) and not (value.startswith("{") and is_secret_name(value)):
+    nested = value.lstrip("'\"").startswith(("{", "["))
+    if not any(map(is_secret_name, names.split("."))) and not (nested and is_secret_name(value)):
         return match[0]
     return f"options{names}={HIDDEN}"
+
+
+def _hide_override_above(match: re.Match[str]) -> str:
+    return f"={HIDDEN}" if is_secret_name(match[1].partition("options")[2]) else match[0]
 
 
 def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
@@ -128,9 +142,9 @@ def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
     """
     options_at = hidden_at = None
     is_list_hidden = False
-    for line in lines:
+    for at, line in enumerate(lines):
         bare, end = line.strip(), line[len(line.rstrip("\r\n")) :]
-        column = len(line) - len(line.lstrip(" "))
+        column = _column(line)
         if hidden_at is not None:
             if not bare or column > hidden_at or (is_list_hidden and column == hidden_at and bare[:2] in ("- ", "-")):
                 continue
@@ -139,10 +153,12 @@ def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
             options_at = -1 if "options" in bare.removeprefix(_YAML_PACKAGE).split(".") else None
         if options_at is not None and bare and column <= options_at:
             options_at = None
-        if (item := _OVERRIDE_ITEM.match(line)) and (whole := _OVERRIDE.sub(_hide_override, item[2])) != item[2]:
-            hidden_at = column
-            yield f"{item[1]}{whole}{end}"
-            continue
+        if item := _OVERRIDE_ITEM.match(line):
+            word = " ".join([line[item.start(2) :].strip(), *_folded(lines[at + 1 :], column)])
+            if _without_override_secrets(word) != word:
+                hidden_at = column
+                yield f"{item[1]}{item[2]}{HIDDEN}{end}"
+                continue
         name = _YAML_NAME.match(line.rstrip("\r\n"))
         if name and options_at is not None and is_secret_name(name[2]):
             value = name[3] or ""
@@ -153,3 +169,13 @@ def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
         if name and options_at is None and name[2] == "options" and not name[3]:
             options_at = len(name[1])
         yield line
+
+
+def _folded(lines: Sequence[str], column: int) -> Iterator[str]:
+    """The lines that go on with a text that began in `column`."""
+    return (line.strip() for line in itertools.takewhile(lambda line: _column(line) > column, lines))
+
+
+def _column(line: str) -> int:
+    """Where its text begins; beyond all others for an empty line, which is part of what it stands in."""
+    return len(line) - len(line.lstrip(" ")) if line.strip() else sys.maxsize

@@ -215,6 +215,10 @@ def _hydra_argv(verb: str, words: Sequence[str]) -> Iterator[None]:
     extra = [word for word in _QUIET if not any(own.startswith(word.split("=")[0]) for own in words)]
     if any(word.split("=", 1)[0] in ("--config-path", "-cp") for word in words):
         extra.append(_search_path(config_dir()))  # the flag replaces the tree of YAML: keep the shipped one in reach
+    # Hydra joins all overrides to one text, a name for folders, in which a secret cannot be told from what follows.
+    secret = [f"'{word.partition('=')[0].lstrip('+')}'" for word in words if masked(word) != word]
+    if secret:
+        extra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(secret)}]")
     sweep_dir = tempfile.mkdtemp(prefix="dalipipe-sweep-") if is_multirun(words) else ""
     if sweep_dir:
         extra.append(f"hydra.sweep.dir={sweep_dir}")  # Hydra writes a multirun.yaml, whatever else is turned off

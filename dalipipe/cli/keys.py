@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from dalipipe.errors import ConfigError
+from dalipipe.masking import masked
 
 
 def keys_of(job: type, prefix: str = "") -> Iterator[str]:
@@ -58,9 +59,12 @@ def explain(error: Exception, job: type, overrides: Sequence[str]) -> ConfigErro
         try:
             key = str(OverridesParser.create().parse_override(word).key_or_group or "")
         except HydraException as reason:
+            said = f"override {word!r} cannot be read as KEY=VALUE: {first_line(reason)}"
+            if masked(word) != word:  # the parser repeats parts of the secret
+                said = f"the override of {word.partition('=')[0]} cannot be read as KEY=VALUE (it holds a secret)"
             return ConfigError(
-                f"override {word!r} cannot be read as KEY=VALUE: {first_line(reason)}; a value with other signs than "
-                "letters, digits and -_./: goes in quotes inside the shell's: \"key='value'\""
+                f"{said}; a value with other signs than letters, digits and -_./: goes in quotes inside the shell's: "
+                "\"key='value'\""
             )
         if key and not is_known(key, known) and not key.startswith("hydra"):
             return unknown(key, known)

@@ -177,6 +177,38 @@ def test_what_is_printed_of_a_configuration_holds_no_secret(
     assert shown == "***\n" if flags[-1] == "storage.options.password" else "port: 2222\n" in shown
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+storage.options={password: pw1, token: 'pw2 pw3'}",
+        "+storage={options: {user: me, password: 'pw1 pw2'}}",
+        "+storage.options.proxies=[{password: pw1}, {token: [pw2]}]",
+        f"+storage.options.passphrase='{'pw1 ' * 40}'",
+        f"+storage.options.passphrase='{'pw1, x= ' * 40}'",
+        "+storage.options.passphrase='pw1 \\' pw2'",
+        "+storage.options.passphrase='pw1\n\npw2'",
+    ],
+)
+def test_what_hydra_prints_of_overrides_holds_no_secret_however_it_is_written(
+    word: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "data.url=/a", word, "--cfg", "all"]) == 0
+    shown = capfd.readouterr().out
+    assert "pw" not in shown
+    assert "data.url" in yaml.safe_load(shown)["hydra"]["job"]["override_dirname"]
+
+
+@pytest.mark.parametrize("word", ["+storage.options.password=pw1(pw2", "+storage={options: {token: pw1(pw2}}"])
+def test_an_override_that_cannot_be_read_is_named_without_its_secret(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", "data.url=/a", word]) == 2
+    shown = capsys.readouterr().err
+    assert f"the override of {word.partition('=')[0]} cannot be read as KEY=VALUE" in shown
+    assert "goes in quotes" in shown
+    assert "pw" not in shown
+
+
 def test_a_configuration_without_secrets_is_printed_as_hydra_does(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["data.url=/a", "+storage.options.user=me", "+storage.options.host_key_policy=auto_add"]
     assert main(["info", "--cfg", "job", "--resolve", *words]) == 0
