@@ -271,12 +271,12 @@ def test_while_blocks_are_slow_the_first_period_is_read_alone_and_blocks_of_the_
 
 
 def test_a_thread_that_waits_for_room_is_not_called_away_for_samples_that_are_not_to_be_read_yet() -> None:
-    schedule = begin(lanes(4, 3, 16, 2), cap_blocks=1)
+    schedule = begin(lanes(4, 3, 16, 2), cap_blocks=5)
     alone, blocks = tasks_of(schedule)
     assert blocks == [0, 1]
     answer(schedule, alone[:4])  # the first step's
-    assert schedule.reserve(0, 2 << 20)
-    assert not schedule.reserve(1, 2 << 20)
+    assert schedule.reserve(0, 6 << 20)
+    assert not schedule.reserve(1, 6 << 20)
     assert isinstance(schedule.next_task(10), BuildTask)
     assert not schedule.is_pressing(), "only the samples that are being read tell what is read next"
     answer(schedule, alone[4:])
