@@ -172,8 +172,8 @@ class CallPool:
         thread.start()
         self._threads.append(thread)
 
-    def wait(self, future: Future[R], timeout_s: float, action: str) -> R:
-        """The answer of a submitted call; see `run`."""
+    def wait(self, future: Future[R], timeout_s: float, action: str, *, waited_s: float = 0.0) -> R:
+        """The answer of a submitted call, that was waited for `waited_s` before; see `run`."""
         try:
             return future.result(timeout_s)
         except CancelledError:
@@ -183,7 +183,7 @@ class CallPool:
                 raise
             future.cancel()
             raise StorageTimeoutError(
-                f"cannot {action}: no answer within {timeout_s:.1f} s; "
+                f"cannot {action}: no answer within {waited_s + timeout_s:.1f} s; "
                 "raise storage.request_timeout_s if the store is slow, storage.concurrency if many calls wait"
             ) from None
         finally:

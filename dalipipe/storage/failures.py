@@ -191,6 +191,10 @@ def _classify(error: BaseException) -> tuple[type[DalipipeError], str]:
         return NoSpaceError, "; free some space or raise the quota"
     if isinstance(error, TimeoutError) or any(words in text for words in _TIMED_OUT_WORDS):
         return StorageTimeoutError, "; raise storage.request_timeout_s or storage.read_timeout_s if the store is slow"
+    if status in _TRANSIENT_STATUS:
+        return StorageError, "; it was asked storage.retries times more: raise that where the store needs longer"
+    if is_transient(error):
+        return StorageError, "; it was tried storage.retries times more: check host, port and network, or raise that"
     return StorageError, ""
 
 

@@ -135,14 +135,14 @@ class Transport:
     def _send(self, call: Callable[[], R], action: str, num_bytes: int, deadline_s: float, hedge: bool) -> R:
         if not hedge:
             return self._calls.run(call, timeout_s=deadline_s - time.monotonic(), action=action)
-        flight = self.hedging.started(num_bytes)
+        flight, began_s = self.hedging.started(num_bytes), time.monotonic()
         try:
             first = self._calls.submit(call)
             second: Future[R] | None = None
             if self._lags(first, flight, deadline_s):
                 second = self._calls.submit(call)
                 self._record("hedges", 1)
-            answer, hedge_won = self._first_of(first, second, deadline_s - time.monotonic(), action)
+            answer, hedge_won = self._first_of(first, second, began_s, deadline_s, action)
         except BaseException:
             self.hedging.failed(flight)
             raise
@@ -158,21 +158,27 @@ class Transport:
                 return False
         return True
 
-    def _first_of(self, first: Future[R], second: Future[R] | None, left_s: float, action: str) -> tuple[R, bool]:
+    def _first_of(
+        self, first: Future[R], second: Future[R] | None, began_s: float, deadline_s: float, action: str
+    ) -> tuple[R, bool]:
         """The first good answer of a request and its hedge, and whether the hedge gave it; else the request's error."""
+
+        def wait(future: Future[R]) -> R:
+            now_s = time.monotonic()
+            return self._calls.wait(future, max(0.0, deadline_s - now_s), action, waited_s=now_s - began_s)
+
         if second is None:
-            return self._calls.wait(first, left_s, action), False
-        deadline_s = time.monotonic() + left_s
-        self._calls.settles([first, second], left_s)
+            return wait(first), False
+        self._calls.settles([first, second], deadline_s - time.monotonic())
         won = second.done() and not first.done()
         order = [second, first] if won else [first, second]
         try:
             if order[0].done() and (order[0].cancelled() or order[0].exception() is None):
-                answer = self._calls.wait(order[0], max(0.0, deadline_s - time.monotonic()), action)
+                answer = wait(order[0])
                 self._calls.abandon(order[1])
             else:
                 self._calls.abandon(order[0])
-                answer = self._calls.wait(order[1], max(0.0, deadline_s - time.monotonic()), action)
+                answer = wait(order[1])
                 won = order[1] is second
         finally:
             self._calls.abandon(first)
