@@ -130,23 +130,25 @@ class PooledReader:
         self._first = first
 
     def read(self, run: Sequence[int]) -> dict[int, Fetched]:
-        """The bytes of blocks and where they came from: of the first in any case, of the others as far as the pool
-        lacks them and they come whole with one request; see `LakeReader.read_run`. Raises as `LakeReader.read`.
+        """The bytes of blocks and where they came from: of the first in any case, of the others up to the first that
+        the pool has, and of those before that one what comes whole with one request; see `LakeReader.read_run`. Raises
+        as `LakeReader.read`.
 
         What came from the lake is to be given to `fill` once whoever waits for it has it.
         """
-        first, lacking = run[0], run
+        lacking, pooled = run, dict[int, Fetched]()
         if self._pool is not None:
             for place, block in enumerate(run):
                 data = self._from_pool(self._pool, block)
                 if data is not None:
-                    if block == first:
-                        return {first: Fetched(data, "pool")}
-                    lacking = run[:place]
+                    lacking, pooled = run[:place], {block: Fetched(data, "pool")}
                     break
+        if not lacking:
+            return pooled
         if len(lacking) == 1:
-            return {first: Fetched(self._lake.read(first), "lake")}
-        return {block: Fetched(data, "lake", is_cut=True) for block, data in self._lake.read_run(lacking).items()}
+            return {lacking[0]: Fetched(self._lake.read(lacking[0]), "lake"), **pooled}
+        found = {block: Fetched(data, "lake", is_cut=True) for block, data in self._lake.read_run(lacking).items()}
+        return {**found, **pooled}
 
     def fill(self, found: Mapping[int, Fetched]) -> None:
         """Gives what came from the lake to the pool."""

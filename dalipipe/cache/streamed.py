@@ -114,8 +114,8 @@ class StreamedBlocks:
         finally:
             for block in begun:
                 if block not in landed:
+                    self._let_pass(block)  # before somebody else begins to hold it
                     self._flights.abandon(block)
-                    self._let_pass(block)
 
     def _begin(self, block: int, lock: FileLock | None) -> bool:
         """Whether this thread is to read a block with another one, whose lock is held where processes share."""

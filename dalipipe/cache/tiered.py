@@ -273,7 +273,7 @@ class TieredCache:
         found = self._source.read(run)
         if len(found) > 1:
             self._recorder.add("blocks_missed", len(found) - 1)
-            self._recorder.add("blocks_joined", len(found) - 1)
+            self._recorder.add("blocks_joined", max(1, sum(one.is_cut for one in found.values())) - 1)
         return found
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -17,9 +18,11 @@ from hypothesis import strategies as st
 from dalipipe.cache.blockstore import BlockStore
 from dalipipe.cache.config import CacheConfig
 from dalipipe.cache.contract import BlockView
+from dalipipe.cache.lake import Fetched
 from dalipipe.cache.open import open_cache
 from dalipipe.cache.readers import Readers
 from dalipipe.cache.runs import MAX_RUN_BLOCKS, run_of
+from dalipipe.cache.streamed import StreamedBlocks
 from dalipipe.cache.tiered import TieredCache
 from dalipipe.cache.warm import warm
 from dalipipe.errors import ConfigError, IntegrityError, StorageTimeoutError
@@ -253,9 +256,12 @@ def test_the_pool_is_asked_first_and_filled_with_what_it_lacked(
     first, counts = open_tiers(manifest, lake, config)
     for view in get_run(first, [4]).values():
         view.release()
-    for view in get_run(first, range(2, 8)).values():
+    views = get_run(first, range(2, 8))
+    assert {block: view.tier for block, view in views.items()} == {2: "lake", 3: "lake", 4: "pool"}
+    for view in views.values():
         view.release()
     assert lake.reads == {extent_of(manifest, 4, 4): 1, extent_of(manifest, 2, 3): 1}
+    assert (counts.snapshot()["blocks_hit.pool"], counts.snapshot()["blocks_joined"]) == (1, 1)
     first.close()
     second, _ = open_tiers(manifest, lake, config)
     tiers = {}
@@ -289,6 +295,51 @@ def test_ranks_of_a_node_share_what_one_of_them_read_together(
     assert not mine.contains(2)
     for cache in (mine, other):
         cache.close()
+
+
+def test_a_block_that_came_damaged_is_no_longer_held_when_somebody_else_begins_to_hold_it() -> None:
+    class Passing:
+        """Takes one thing after the other down; whoever may read block 1 meanwhile would hold it twice."""
+
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def contains(self, block: int) -> bool:
+            return False
+
+        def get(self, block: int, num_bytes: int, read: Callable[[object], Fetched]) -> Fetched:
+            self.seen.append(f"hold {block}")
+            return read(object())
+
+        def begin(self, block: int, lock: object) -> bool:
+            return True
+
+        def release(self, block: int) -> None:
+            reader = threading.Thread(target=streamed.get_run, args=([block], alone, dropped))
+            reader.start()
+            reader.join(0.2)
+            self.seen.append(f"let go {block}")
+            readers.append(reader)
+
+    def alone(run: Sequence[int]) -> dict[int, Fetched]:
+        return {run[0]: Fetched(memoryview(b"block"), "lake")}
+
+    def dropped(_block: int, _view: BlockView) -> None:
+        """The view is held until the end of the test."""
+
+    readers: list[threading.Thread] = []
+    passing = Passing()
+    streamed = StreamedBlocks(
+        passing,  # type: ignore[arg-type]
+        wait_s=10,
+        recorder=Recorder(),
+        block_bytes=lambda block: 5,
+        belongs=lambda block: False,
+    )
+    streamed.get_run([0, 1], alone, dropped)
+    for reader in readers:
+        reader.join(10)
+    assert passing.seen == ["hold 0", "let go 1", "hold 1"]
 
 
 def test_tiers_take_no_more_than_their_budget_by_runs(tmp_path: Path, manifest: Manifest, lake: MemoryLake) -> None:
