@@ -44,16 +44,20 @@ class Threads:
     depth: int
     near: set[int]
     choose: random.Random
+    sizes: tuple[int, ...] = (BLOCK_BYTES,)
     busy: list[Any] = field(default_factory=list)
     without_room: list[int] = field(default_factory=list)
     views: dict[int, View] = field(default_factory=dict)
     read_alone: set[int] = field(default_factory=set)
     num_fetched: int = 0
 
+    def size(self, block: int) -> int:
+        return self.sizes[block % len(self.sizes)]
+
     def work(self) -> bool:
         """Does one thing; False when there is nothing to do."""
         for block in self.without_room:
-            if self.schedule.reserve(block, BLOCK_BYTES):
+            if self.schedule.reserve(block, self.size(block)):
                 self.without_room.remove(block)
                 self.busy.append(FetchTask(block=block))
                 return True
@@ -77,8 +81,8 @@ class Threads:
             self.check_beside(task)
             together = self.choose.randint(0, len(task.beside))  # what the shards and the cache make of it
             self.schedule.give_back_beside(task.beside[together:])
-            if self.schedule.reserve(task.block, BLOCK_BYTES):
-                kept = self.schedule.keep_beside(dict.fromkeys(task.beside[:together], BLOCK_BYTES))
+            if self.schedule.reserve(task.block, self.size(task.block)):
+                kept = self.schedule.keep_beside({block: self.size(block) for block in task.beside[:together]})
                 self.schedule.give_back_beside(task.beside[len(kept) : together])
                 self.busy.append(FetchTask(block=task.block, beside=tuple(kept)))
             else:
@@ -115,15 +119,15 @@ class Threads:
                 self.schedule.take_loose(block)
                 old = self.views.get(block)
                 assert old is None or old.released, "a block came that was there"
-                view = self.views[block] = View()
+                view = self.views[block] = View(held_bytes=self.size(block))
                 self.schedule.arrived(block, view)  # type: ignore[arg-type]
             self.schedule.give_back_beside(task.beside[came:])
         elif isinstance(task, PlanTask) and self.plans:  # else the planner never answers
             self.schedule.planned(self.plans.popleft())
 
 
-def plan(step: int, blocks: dict[int, int]) -> StepPlan:
-    order: Any = SimpleNamespace(epoch=0)
+def plan(step: int, blocks: dict[int, int], epoch: int = 0) -> StepPlan:
+    order: Any = SimpleNamespace(epoch=epoch)
     return StepPlan(order=order, step=step, ids=NO_BYTES, valid=NO_BYTES.astype(bool), blocks=blocks)
 
 
@@ -158,6 +162,8 @@ class Case:
     near: set[int]
     most_blocks: int
     seed: int
+    num_epochs: int = 1
+    sizes: tuple[int, ...] = (BLOCK_BYTES,)
 
 
 CASES = st.builds(
@@ -172,6 +178,8 @@ CASES = st.builds(
     near=st.sets(st.integers(0, 12)),
     most_blocks=st.sampled_from([1, 2, 8]),
     seed=st.integers(0, 2**32),
+    num_epochs=st.integers(1, 3),
+    sizes=st.sampled_from([(BLOCK_BYTES,), (BLOCK_BYTES, BLOCK_BYTES // 8, BLOCK_BYTES // 2)]),
 )
 
 
@@ -201,13 +209,14 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
     )
     schedule.begin_cold(min(case.cold_steps, len(case.steps)), case.period)
     choose = random.Random(case.seed)
-    plans = [plan(number, blocks) for number, blocks in enumerate(case.steps)]
+    num_steps = len(case.steps)
+    plans = [plan(number, blocks, number * case.num_epochs // num_steps) for number, blocks in enumerate(case.steps)]
     windows: deque[list[StepPlan]] = deque()
     while plans:
         cut = choose.randint(1, 9)
         windows.append(plans[:cut])
         plans = plans[cut:]
-    threads = Threads(schedule, windows, case.num_threads, case.depth, case.near, choose)
+    threads = Threads(schedule, windows, case.num_threads, case.depth, case.near, choose, case.sizes)
     handed_out: deque[StepPlan] = deque()
     num_taken = num_idle = 0
     while num_taken < len(case.steps):
@@ -230,6 +239,7 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
     if not case.cold_steps:
         assert not threads.read_alone
     schedule.clear()
+    assert schedule.resident_bytes == 0
     assert all(view.released for view in threads.views.values())
 
 
