@@ -90,7 +90,7 @@ class CallPool:
         self._closed = False
         self._ended = threading.Event()
         self._pid = os.getpid()
-        self._release = weakref.finalize(self, self._crew.dismiss)
+        self._release = weakref.finalize(self, _dismiss, self._crew, self._pid)
 
     def run(self, call: Callable[[], R], *, timeout_s: float, action: str) -> R:
         """Returns what `call` returns; its exception is raised as it is.
@@ -131,6 +131,10 @@ class CallPool:
 
     def close(self) -> None:
         """Fails the calls that wait, ends the idle threads; one that is stuck ends with its call. Idempotent."""
+        if os.getpid() != self._pid:
+            # None of the threads came along in a fork, and whatever lock one of them held stays locked for ever.
+            self._closed = True
+            return
         with self._lock:
             if self._closed:
                 return
@@ -141,8 +145,6 @@ class CallPool:
         for future in pending:
             if not future.cancel():
                 _settle(future, error=self._closed_error())
-        if os.getpid() != self._pid:
-            return
         self._release()
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
@@ -231,3 +233,8 @@ def _settle(future: Future[Any], *, result: object = None, error: BaseException 
             future.set_exception(error)
     except InvalidStateError:
         pass  # close() and the call's own answer met; whichever came first is what the caller sees
+
+
+def _dismiss(crew: _Crew, process: int) -> None:
+    if os.getpid() == process:
+        crew.dismiss()

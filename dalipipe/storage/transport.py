@@ -5,6 +5,7 @@ All remote stores send their reads through here, so that what a store's bad day 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -43,6 +44,7 @@ class Transport:
         self._calls = CallPool(url=url, num_threads=2 * config.concurrency)
         self.limit = GradientLimit(config.concurrency)
         self.hedging = HedgePolicy(enabled=config.hedge)
+        self._pid = os.getpid()
 
     def run(
         self,
@@ -100,6 +102,8 @@ class Transport:
     def close(self) -> None:
         """Fails the calls that wait and ends the threads. Idempotent."""
         self._calls.close()  # first: who then gets no place any more is told that the store is closed
+        if os.getpid() != self._pid:  # as there: the locks of the rest may be held by threads that are not here
+            return
         self.limit.close()
         if self._budget is not None:
             self._budget.close()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +19,7 @@ from dalipipe.storage.calls import CallPool
 from dalipipe.storage.failures import is_transient
 from dalipipe.storage.fsspec_store import FsspecStore
 from dalipipe.storage.retry import call_with_retries
+from dalipipe.storage.transport import Transport, discard
 
 
 class FakeTime:
@@ -230,3 +234,33 @@ def test_what_waits_for_a_thread_when_the_pool_is_closed_is_told() -> None:
             pool.wait(busy, 30, "read y")
     finally:
         release.set()
+
+
+def test_a_forked_child_closes_a_store_although_threads_that_it_lacks_held_all_locks(tmp_path: Path) -> None:
+    transport = Transport("test://x", StorageConfig(budget_dir=str(tmp_path)), discard)
+    assert transport.run(lambda: 7, "read y") == 7
+    pool, budget = transport._calls, transport._budget
+    assert budget is not None
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool._lock, pool._crew.lock, transport.limit._free, budget._lock:
+            held.set()
+            release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert held.wait(30)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # or it would hang
+            transport.close()
+            pool._release()  # what the collector and the end of the process run
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        release.set()
+        holder.join()
+    assert transport.run(lambda: 7, "read y") == 7
+    transport.close()
