@@ -30,6 +30,8 @@ MIX_WINDOW = 1000
 
 _MOST_PATTERNS = 4096
 """What is kept of patterns, 2 kB each: those of as many lanes, or of as many windows of one."""
+_DEALT_AT_ONCE = 256
+"""A pattern takes some 30 times its 2 kB while it is made."""
 _LANE_BITS = 24
 
 
@@ -117,12 +119,14 @@ class MixSequence:
 
     def _dealt(self, names: Ids) -> npt.NDArray[np.int16]:
         """int16 [names, MIX_WINDOW]: `_turns` of whole windows."""
-        key = fold(fold(self._key, names >> _LANE_BITS), names & ((1 << _LANE_BITS) - 1))
-        drawn = permute(np.arange(MIX_WINDOW)[None, :], MIX_WINDOW, key[:, None])
-        source = np.searchsorted(self._first_turn, drawn, side="right")
-        order = np.argsort(source, axis=1, kind="stable")
-        turns = np.empty(drawn.shape, np.int16)
-        np.put_along_axis(turns, order, np.arange(MIX_WINDOW, dtype=np.int16)[None, :], axis=1)
+        turns = np.empty((len(names), MIX_WINDOW), np.int16)
+        for start in range(0, len(names), _DEALT_AT_ONCE):
+            part = slice(start, start + _DEALT_AT_ONCE)
+            key = fold(fold(self._key, names[part] >> _LANE_BITS), names[part] & ((1 << _LANE_BITS) - 1))
+            drawn = permute(np.arange(MIX_WINDOW)[None, :], MIX_WINDOW, key[:, None])
+            source = np.searchsorted(self._first_turn, drawn, side="right")
+            order = np.argsort(source, axis=1, kind="stable")
+            np.put_along_axis(turns[part], order, np.arange(MIX_WINDOW, dtype=np.int16)[None, :], axis=1)
         return turns
 
     def block_of(self, ids: Ids) -> Ids:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -122,6 +124,30 @@ def test_each_source_is_read_in_its_own_order_whatever_is_mixed_into_it() -> Non
         own.append(ids.reshape(-1)[ids.reshape(-1) < 4000])
     assert len(own[0]) == 2 * len(own[1])
     assert np.array_equal(own[0][: len(own[1])], own[1])
+
+
+def test_the_patterns_of_many_lanes_and_windows_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {"a": shape(200_000, 20), "b": shape(100_000, 20)}
+
+    def order(lanes: int) -> EpochOrder:
+        shuffle = ShuffleConfig(lanes=lanes)
+        return mixed_order(
+            shapes, {"a": 2, "b": 1}, epoch=0, batch_size=lanes, shuffle=shuffle, epoch_samples=300 * lanes * MIX_WINDOW
+        )
+
+    wide, deep = order(2048), order(4)
+    monkeypatch.setattr("dalipipe.order.mix._MOST_PATTERNS", 64)
+    tracemalloc.start()
+    try:
+        wide.ids(0, 1)
+        assert tracemalloc.get_traced_memory()[1] < 30e6  # 80 MB if all were made at once
+        before = tracemalloc.get_traced_memory()[0]
+        for window in range(300):
+            deep.ids(window * MIX_WINDOW, 1)
+        assert tracemalloc.get_traced_memory()[0] - before < 0.5e6  # 2.4 MB if all were kept
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(deep.ids(0, 5), order(4).ids(0, 5))
 
 
 def mixed(epoch: int, **changes: object) -> EpochOrder:
