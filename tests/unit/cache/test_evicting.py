@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dalipipe.cache.blockstore import BlockStore
 from dalipipe.cache.inspect import stat
-from dalipipe.cache.policies import LruPolicy
+from dalipipe.cache.policies import LfuPolicy, LruPolicy
 from dalipipe.cache.readers import Readers
 from dalipipe.cache.sets import BudgetSets
 from dalipipe.cache.tier import Tier
@@ -177,4 +177,29 @@ def test_a_budget_of_a_few_blocks_in_a_thousand_is_used(tmp_path: Path, num_kept
     found = [block for block in kept if tier.open(block, len(data)) is not None]
     assert 0.8 * num_kept <= len(found) <= num_kept
     assert kept[-1] in found
+    tier.close()
+
+
+def test_what_was_hot_long_ago_makes_room_for_what_is_hot_now(tmp_path: Path) -> None:
+    data, usage = memoryview(bytes(100)), UsageTable(tmp_path / "usage")
+    tier = Tier(
+        "node",
+        BlockStore(tmp_path),
+        LfuPolicy(),
+        budget_bytes=8 * len(data),
+        used_bytes=0,
+        num_blocks=16,
+        num_bytes=16 * len(data),
+        recorder=Recorder(),
+        usage=usage,
+    )
+    for block in range(8):
+        assert tier.keep(block, data)
+        for _ in range(100):
+            usage.used(block)
+    turns = 0
+    while not tier.keep(12, data):
+        usage.used(12)
+        turns += 1
+        assert turns < 60  # 103 if no count ever aged
     tier.close()
