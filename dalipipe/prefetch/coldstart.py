@@ -2,8 +2,8 @@
 
 All lanes of the order open their blocks in the same step, so a run begins with a lump of blocks, of which the first
 steps need little. While it came, nothing else would; and when it had come, half of its use would be over and the next
-lump due. So the first steps have their samples read alone beside a few blocks. Where one of these comes as soon, all
-blocks may come in order of need.
+lump due. So the first steps have their samples read alone beside a few blocks at a time. Where half as many blocks as
+the lump has come as soon, all may come in order of need.
 
 Else the samples of the first period are read alone, in order of need, and what the link carries beyond that goes to the
 blocks of the next period, a few at a time so that they come one after the other. A later step whose blocks have not
@@ -26,9 +26,11 @@ COLD_PERIODS = 6
 
 # What is read alone at once is at most this share of a block; where one step takes more, the block comes whole.
 _MAX_SHARE = 0.5
-# Where the first of so few blocks comes before the samples of the first steps do, blocks are as quick as samples.
+# Where, so few at a time, as many as this share of the lump come before the samples of the first steps, blocks are as
+# quick as samples. That one comes says nothing: a narrow link brings one soon, and the lump late.
 _PROBE_BLOCKS = 2
 _PROBE_STEPS = 3
+_PROBE_SHARE = 0.5
 # Samples are asked for when their step is so near, for up to so many steps at once.
 _REACH = 5
 _MAX_WAVE = 4
@@ -56,7 +58,7 @@ class ColdStart:
         self._num_left = 0
         self._num_clean = 0
         self._is_probing = True
-        self._num_came = 0
+        self._num_came = self._num_first = 0
         self._tasks: deque[ColdTask] = deque()
         self._num_admitted = self._num_looked = 0
         self._put_off: dict[int, int] = {}  # and the number of the first step that has it brought in its turn again
@@ -87,6 +89,8 @@ class ColdStart:
         """A step enters the window; the blocks that it lacks and that are to be brought for it, in order of need."""
         pending.number = self._num_admitted
         self._num_admitted += 1
+        if pending.number == 0:
+            self._num_first = len(pending.lacks)
         wanted = []
         for block in pending.plan.blocks:
             if block not in pending.lacks:
@@ -196,8 +200,8 @@ class ColdStart:
             self._num_looked = max(self._num_looked, pending.number + 1)
 
     def _probe(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
-        """Reads the first steps alone beside a few blocks. Where a block comes as soon, blocks are as quick as samples,
-        and the start is over."""
+        """Reads the first steps alone beside a few blocks at a time. Where half as many as the lump come as soon, the
+        start is over."""
         steps = list(islice(window, _PROBE_STEPS))
         if steps and steps[0].number == 0 and not steps[0].is_asked:
             self._ask_for(steps[:1])
@@ -205,7 +209,7 @@ class ColdStart:
         if not steps or self._tasks or self._num_reading:
             return
         self._is_probing = False
-        if self._num_came:
+        if self._num_came and self._num_came >= _PROBE_SHARE * self._num_first:
             self._num_left = 0
             wanted.extendleft(reversed(self.want_again(window)))
 

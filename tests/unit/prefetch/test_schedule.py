@@ -297,11 +297,22 @@ def test_where_blocks_are_as_quick_as_samples_they_come_in_order_of_need() -> No
     schedule = begin(lanes(4, 3, 16, 2))
     alone, blocks = tasks_of(schedule)
     assert blocks == [0, 1]
-    schedule.arrived(0, View())  # type: ignore[arg-type]
+    for block in blocks:
+        schedule.arrived(block, View())  # type: ignore[arg-type]
     answer(schedule, alone)
     alone, blocks = tasks_of(schedule)
     assert not alone
     assert blocks[:6] == [2, 3, 4, 5, 6, 7]
+
+
+def test_that_one_block_of_many_comes_soon_does_not_end_the_start() -> None:
+    """Behind a narrow link the others would come after the samples in hand are used up."""
+    schedule = begin(lanes(16, 3, 16, 2))
+    alone, blocks = tasks_of(schedule)
+    schedule.arrived(blocks[0], View())  # type: ignore[arg-type]
+    answer(schedule, alone)
+    alone, _ = tasks_of(schedule)
+    assert {pending.number for task in alone for pending in task.pendings} == {3, 4, 5, 6}
 
 
 def test_a_block_that_nobody_waits_for_and_cannot_be_had_is_told() -> None:
