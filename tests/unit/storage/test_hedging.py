@@ -131,6 +131,14 @@ def test_a_hanging_request_that_could_not_be_hedged_is_looked_at_again() -> None
     assert due_after_s(policy, clock, hanging, at_most_s=3.0) is not None
 
 
+def test_two_of_the_saved_hedges_are_kept_for_requests_that_hang() -> None:
+    clock = Clock()
+    policy = learned(clock)
+    assert sum(answered(policy, clock, MB, 0.18) for _ in range(6)) == 2  # of four
+    hanging = [policy.started(MB) for _ in range(2)]
+    assert all(due_after_s(policy, clock, flight, at_most_s=1.0) is not None for flight in hanging)
+
+
 class Lake:
     """A store on a clock of its own: a first byte after `wait_s()`, and one link, shared evenly (processor sharing)."""
 

@@ -264,3 +264,33 @@ def test_a_forked_child_closes_a_store_although_threads_that_it_lacks_held_all_l
         holder.join()
     assert transport.run(lambda: 7, "read y") == 7
     transport.close()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_late_request_is_sent_twice_but_not_to_a_store_that_asked_to_slow_down(refused: bool, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    transport = Transport("test://x", StorageConfig(budget_dir=str(tmp_path)), lambda name, n: counts.update({name: n}))
+    second, num_calls = threading.Event(), 0
+
+    def late() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        second.set() if num_calls > 1 else second.wait(1.0 if refused else 60.0)
+
+    def refuse() -> None:
+        raise OSError("Server returned error, status code: 503")
+
+    try:
+        for _ in range(40):
+            transport.run(lambda: None, "read y", num_bytes=10, hedge=True)
+        before = counts["hedges"]
+        if refused:
+            with pytest.raises(OSError, match="503"):
+                transport.run(refuse, "read y", num_bytes=10, retries=0, hedge=True)
+        transport.run(late, "read y", num_bytes=10, hedge=True)
+    finally:
+        second.set()
+        transport.close()
+    assert counts["throttled"] == refused
+    assert counts["hedges"] - before == (not refused)
+    assert num_calls == (1 if refused else 2)
