@@ -16,7 +16,7 @@ class PrefetchConfig:
     cold_steps: int | str = "auto"
     """At the start, at most so many steps read their samples alone where blocks are not near, as whole blocks would
     come too late; `auto`: until blocks come in time for as long as those of the first step are used, at most six times
-    that, or not at all where they come as soon. 0 never does."""
+    that, or not at all where they come as soon. 0 never does, nor does a single thread."""
     threads: int = 32
     """Threads that fetch blocks; they wait for the lake and for the disk, not for the CPU."""
     memory_cap: int | float | str = "4GiB"

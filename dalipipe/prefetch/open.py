@@ -63,6 +63,8 @@ def open_prefetcher(
         raise ConfigError(f"data.fields names {unknown}, which this data set lacks; it has {', '.join(known)}")
     if config.whole_epoch and keeps is None:
         raise ConfigError("prefetch.whole_epoch=true brings blocks to a cache that keeps them; there is none")
+    # One thread would read samples one after the other, and come to no block.
+    reads_alone = cold_steps != 0 and config.threads > 1
     place = "" if store is None else f"{store.url}/"
     cap_bytes, mean_bytes = _memory(config, manifest)
     most_blocks = max(1, min(cache.request_bytes, int(_MAX_RUN_SHARE * cap_bytes)) // mean_bytes)
@@ -82,7 +84,7 @@ def open_prefetcher(
         block_bytes=manifest.block_bytes,
         where=lambda block: ", ".join(f"{place}{shard}" for shard in manifest.shards_of(block)),
         recorder=recorder,
-        aside=None if store is None or cold_steps == 0 else SampleRanges(manifest, store, fields, recorder),
+        aside=None if store is None or not reads_alone else SampleRanges(manifest, store, fields, recorder),
         cold_steps=cold_steps,
         warmer=EpochWarmer(orders, start, slots, keeps, most_blocks)
         if config.whole_epoch and keeps is not None

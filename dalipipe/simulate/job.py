@@ -228,7 +228,7 @@ class Simulation:
         )
 
     def _cold_steps(self) -> int | None:
-        if self._start[1] or self._warm is not None:  # a job that goes on
+        if self._start[1] or self._warm is not None or self._job.threads < 2:  # a job that goes on, or one thread alone
             return 0
         return None if self._job.prefetch.cold_steps == "auto" else int(self._job.prefetch.cold_steps)
 

@@ -61,6 +61,19 @@ def start(
     )
 
 
+def test_a_thread_alone_reads_blocks(manifest: Manifest, lake: MemoryLake) -> None:
+    recorder = Recorder()
+    prefetcher = start(manifest, lake, threads=1, recorder=recorder)
+    try:
+        for _ in range(orders_of(manifest, last_batch="drop")(0).num_steps):
+            step = prefetcher.next()
+            check_bytes(step)
+            step.release()
+    finally:
+        prefetcher.close()
+    assert "cold_samples" not in recorder.snapshot(), "it has no thread beside that one to bring blocks"
+
+
 def blocks_of(manifest: Manifest) -> set[tuple[str, int, int]]:
     return {
         (extent.shard, extent.start, extent.stop)
