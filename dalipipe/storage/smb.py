@@ -43,6 +43,8 @@ _AUTH_PROTOCOLS = ("negotiate", "ntlm", "kerberos")
 _SHARED = "rwd"  # others may read, replace and delete what is open here
 _REPARSE_POINT = 0x400
 _DIRECTORY = 0x10
+# What a call meets whose connection another one found broken, and closed.
+_SOCKET_GONE = {errno.EBADF, errno.ENOTCONN, errno.ESHUTDOWN}
 # What SMB allows in no name, as Services for Mac, Samba's `fruit` and Linux's mounts (`mapposix`) write it.
 _TO_SHARE = str.maketrans({'"': 0xF020, "*": 0xF021, ":": 0xF022, "<": 0xF023, ">": 0xF024, "?": 0xF025, "\\": 0xF026,
                            "|": 0xF027, **{chr(code): 0xF000 + code for code in range(1, 32)}})  # fmt: skip
@@ -234,6 +236,10 @@ class SmbFileSystem:
             }
         except SMBException as error:
             raise self._meaning(error, path) from error
+        except OSError as error:
+            if error.errno in _SOCKET_GONE:
+                raise ConnectionResetError(errno.ECONNRESET, "the SMB connection broke") from error
+            raise
         except ValueError as error:
             if isinstance(error.__cause__, OSError):  # how the client tells that it cannot connect
                 raise error.__cause__ from None

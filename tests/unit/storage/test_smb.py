@@ -7,6 +7,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -127,6 +128,28 @@ def test_broken_connection_is_made_again(server: Samba) -> None:
     for _ in range(3):
         server.drop()
         assert bytes(store.read("x", 0, 4)) == b"0123"
+    store.close()
+
+
+@pytest.mark.slow
+def test_a_connection_that_breaks_under_many_calls_fails_none_of_them(server: Samba) -> None:
+    store = open_store(server.url("many"), replace(config(), retries=10))
+    data = bytes(range(256)) * 1000
+    store.put("x", data)
+    dropping = threading.Event()
+
+    def read() -> None:
+        while not dropping.is_set():
+            assert bytes(store.read("x", 7, 250_000)) == data[7:250_000]
+
+    with ThreadPoolExecutor(12) as threads:
+        calls = [threads.submit(read) for _ in range(12)]
+        for _ in range(12):
+            dropping.wait(0.2)
+            server.drop()
+        dropping.set()
+        for call in calls:
+            call.result(60)
     store.close()
 
 
