@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -63,6 +63,11 @@ class Cache(Protocol):
     def together(self, blocks: Sequence[int]) -> Sequence[int]:
         """The first of `blocks`, and those after it that `get_run` would bring with it if nobody else came first. May
         read an index. Raises ManifestError or StorageError when that cannot be had."""
+
+    def bring(self, blocks: Sequence[int]) -> Mapping[int, bool]:
+        """Brings the first of `blocks`, and those that come with it, to where they are kept, if there is room without
+        dropping others. Returns which were dealt with, the first in any case, and whether each is kept now. Raises as
+        `get`."""
 
     def request(self, blocks: Sequence[int], need_by: Sequence[int]) -> None:
         """Announces blocks (in order of need; `need_by` = the step that reads each). A hint: it never blocks."""

@@ -145,11 +145,7 @@ class TieredCache:
         return any(tier.blocks.contains(block) for tier in self._tiers)
 
     def bring(self, blocks: Sequence[int]) -> dict[int, bool]:
-        """Brings the first of `blocks`, and those that come with it, into their tier if there is room without dropping
-        others. Returns: which were dealt with, the first in any case, and whether each is there now.
-
-        Raises as `get`.
-        """
+        """See `Cache.bring`: into their tier."""
         first = blocks[0]
         dealt = {first: False}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dalipipe.cache.contract import BlockView, Cache
+from dalipipe.cache.contract import Cache
 from dalipipe.errors import DalipipeError
 from dalipipe.order.contract import Order
 
@@ -55,24 +55,18 @@ class EpochWarmer:
             if not all(near):
                 return self._bring(cache, [block for block, is_near in zip(run, near, strict=True) if not is_near])
 
-    def _bring(self, cache: Cache, blocks: list[int]) -> bool:
+    @staticmethod
+    def _bring(cache: Cache, blocks: list[int]) -> bool:
         while blocks:
-            came: list[bool] = []
-
-            def deliver(_block: int, view: BlockView) -> None:
-                # Held in memory: the node had no room for it, so the rest would be read for nothing as well.
-                came.append(view.held_bytes == 0)  # noqa: B023 - called before the next turn
-                view.release()
-
             try:
-                cache.get_run(blocks, deliver)
+                dealt = cache.bring(blocks)
             except DalipipeError as error:
                 # The window will want it too, and raise what is raised then.
                 _log.debug("block %d was not brought ahead: %s", blocks[0], error)
-                came.append(True)
-            if not all(came):
-                return False
-            blocks = blocks[len(came) :]
+                dealt = {blocks[0]: True}
+            if not all(dealt.values()):
+                return False  # the node had no room for it, so the rest would be read for nothing as well
+            blocks = [block for block in blocks if block not in dealt]
         return True
 
     def _take(self) -> list[int]:

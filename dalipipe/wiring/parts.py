@@ -149,7 +149,7 @@ def start_source(parts: LoaderParts, epoch: int, step: int) -> BatchSource:
         config=_prefetch_config(cfg),
         recorder=recorder,
         store=parts.store,
-        keeps=parts.cache.keeps if cfg.cache.policy in ("auto", "pin") else None,
+        keeps=None if cfg.cache.policy == "stream" else parts.cache.keeps,
     )
     try:
         return open_source(

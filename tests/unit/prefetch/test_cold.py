@@ -220,10 +220,11 @@ def test_a_sample_that_differs_from_its_block_is_an_error_by_name(manifest: Mani
         prefetcher.close()
 
 
+@pytest.mark.parametrize("policy", ["auto", "lfu"])
 def test_whole_epoch_brings_every_block_that_the_node_keeps(
-    manifest: Manifest, lake: MemoryLake, tmp_path: Path
+    manifest: Manifest, lake: MemoryLake, tmp_path: Path, policy: str
 ) -> None:
-    config = CacheConfig(dir=str(tmp_path))
+    config = CacheConfig(dir=str(tmp_path), policy=policy)
     cache = open_cache(manifest, lake, config, Recorder())
     order = orders_of(manifest, last_batch="drop")(0)
     needed = set(order.blocks(0, order.num_steps, np.arange(BATCH_SIZE)).blocks.tolist())
