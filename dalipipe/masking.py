@@ -6,7 +6,6 @@ the command line to every log line; the run folder to its configuration.
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,8 +30,8 @@ _OVERRIDE = re.compile(
     re.MULTILINE,
 )
 # The same of a parent key: `storage={options: {password: …}}`.
-_OVERRIDE_ABOVE = re.compile(r"=([{\[][^\n]*\boptions['\"]? *:[^\n]*)")
-_OVERRIDE_ITEM = re.compile(r"( *(?:- )+)['\"]?([+~]*[\w./@-]+(?:\.['\"\w-]+)*=)")
+_OVERRIDE_ABOVE = re.compile(r"=([{\[][^\n]{0,4000}?\boptions['\"]? *:[^\n]*)")
+_OVERRIDE_ITEM = re.compile(r"( *(?:- )+)['\"]?([+~]*[\w./@][\w./@'\"-]*=)")
 _YAML_NAME = re.compile(r"( *(?:- +)*)('[^']*'|\"[^\"]*\"|[^\s'\"#:-][^:]*):(?: +(.*))?$")
 _YAML_PACKAGE = "# @package "
 _YAML_FALSE = ("''", "null", "false", "0", "0.0", "{}", "[]")
@@ -154,7 +153,7 @@ def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
         if options_at is not None and bare and column <= options_at:
             options_at = None
         if item := _OVERRIDE_ITEM.match(line):
-            word = " ".join([line[item.start(2) :].strip(), *_folded(lines[at + 1 :], column)])
+            word = " ".join([line[item.start(2) :].strip(), *_folded(lines, at, column)])
             if _without_override_secrets(word) != word:
                 hidden_at = column
                 yield f"{item[1]}{item[2]}{HIDDEN}{end}"
@@ -171,9 +170,12 @@ def _without_yaml_secrets(lines: Sequence[str]) -> Iterator[str]:
         yield line
 
 
-def _folded(lines: Sequence[str], column: int) -> Iterator[str]:
-    """The lines that go on with a text that began in `column`."""
-    return (line.strip() for line in itertools.takewhile(lambda line: _column(line) > column, lines))
+def _folded(lines: Sequence[str], at: int, column: int) -> Iterator[str]:
+    """The lines that go on with a text that began in `column` of line `at`."""
+    for number in range(at + 1, len(lines)):
+        if _column(lines[number]) <= column:
+            return
+        yield lines[number].strip()
 
 
 def _column(line: str) -> int:

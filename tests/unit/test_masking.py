@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from dalipipe.errors import DalipipeError, ObjectNotFoundError, StorageError
 from dalipipe.masking import masked, masked_settings, secrets_in
+from tests.support.host import within
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,22 @@ def test_yaml_of_a_package_is_masked_from_its_first_line() -> None:
     assert shown == "# @package storage.options\nuser: me\npassword: '***'\ntokens: '***'\nport: 22\n"
     overrides = "task:\n- +storage.options.password=a secret\n    that is folded\n- +storage.options.port=22\n"
     assert masked(overrides) == "task:\n- +storage.options.password=***\n- +storage.options.port=22\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "options\n- " + "a.b" * 20_000,
+        "={options" * 5_000,
+        "options:\n" + "- a.b=c\n" * 10_000,
+        "storage.options.password=" + "a, " * 20_000,
+        "options" + ".a" * 20_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_no_text_takes_long(text: str) -> None:
+    with within(2):
+        masked(text)
 
 
 @pytest.mark.parametrize("kind", [DalipipeError, StorageError, ObjectNotFoundError])
