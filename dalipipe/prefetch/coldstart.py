@@ -15,7 +15,7 @@ read alone is known to be right.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from dalipipe.prefetch.cold import LooseSamples
@@ -64,6 +64,7 @@ class ColdStart:
         self._put_off: dict[int, int] = {}  # and the number of the first step that has it brought in its turn again
         self._whole: set[int] = set()  # blocks that some step needs more of than is read alone
         self._unchecked: dict[int, list[Mapping[int, tuple[int, int]]]] = {}
+        self._comparing: set[int] = set()  # also those that turned out to be wrong
 
     def begin(self, num_steps: int, period: int) -> None:
         """At most the next `num_steps` steps have their samples read alone; the blocks of the first one are used for
@@ -107,6 +108,7 @@ class ColdStart:
         self._num_came += 1
         self._put_off.pop(block, None)
         self._whole.discard(block)
+        self._comparing.discard(block)
 
     def want(self, block: int) -> bool:
         """The block is put off no more; whether it was."""
@@ -168,12 +170,18 @@ class ColdStart:
         self._num_left = 0 if self._num_clean >= self._period else self._num_left - 1
         return was_on and not self.is_on
 
+    @property
+    def unchecked(self) -> Collection[int]:
+        """The blocks of which samples were read alone and are not compared with it yet, or just now."""
+        return self._unchecked.keys() | self._comparing
+
     def has_unchecked(self, block: int) -> bool:
         """Whether samples of the block were read alone and are not compared with it yet."""
         return block in self._unchecked
 
     def take_unchecked(self, block: int) -> list[Mapping[int, tuple[int, int]]]:
         """`LooseSamples.digests` of what was read alone of a block and not compared with it yet."""
+        self._comparing.add(block)
         return self._unchecked.pop(block, [])
 
     def clear(self) -> None:
@@ -182,6 +190,7 @@ class ColdStart:
         self._put_off.clear()
         self._whole.clear()
         self._unchecked.clear()
+        self._comparing.clear()
 
     def _ask(self, window: Iterable[PendingStep], wanted: deque[int]) -> None:
         if self._is_probing:

@@ -112,6 +112,8 @@ class Schedule:
             return cold
         if not self._plans and len(self._window) < depth and self._may_plan():
             return PlanTask()
+        if self._cold.unchecked and any(pending.ends_epoch for pending in self._window):
+            self._wanted.extend(block for block in self._cold.unchecked if self._cold.want(block))
         if (block := self._next_wanted()) is not None:
             self._under_way[block] = "lake"
             return FetchTask(block=block, beside=self._take_beside(block))
@@ -235,14 +237,15 @@ class Schedule:
     def failure_of(self, pending: PendingStep) -> tuple[int, Exception] | None:
         """The first block that this step lacks and cannot have, and why; or one that nobody waits for, as its samples
         were read alone: nobody else would tell."""
-        for block in pending.lacks & self._failed.keys():
+        unchecked = self._cold.unchecked if pending.ends_epoch else ()
+        for block in pending.lacks.union(unchecked) & self._failed.keys():
             return block, self._failed[block]
         return self._unasked
 
     def take(self) -> Step | None:
         """Removes the head and returns its step, if it is ready. Its blocks stay in use until `leave`."""
         head = self.head
-        if head is None or head.ready is None:
+        if head is None or head.ready is None or self.awaits_checks:
             return None
         self._window.popleft()
         if self._cold.ends_with(head):
@@ -255,6 +258,12 @@ class Schedule:
         self._held.leave(blocks)
         # A step that needed more than the cap was let through; what it leaves idle above the cap goes.
         self._held.make_room(0, self._cap_bytes)
+
+    @property
+    def awaits_checks(self) -> bool:
+        """Whether the next step is the last of its epoch and waits until what was read alone is compared: no epoch ends
+        with bytes that are wrong and that nobody told of."""
+        return bool(self._cold.unchecked) and self._window[0].ends_epoch if self._window else False
 
     def is_full(self, depth: int) -> bool:
         """Whether `depth` steps lie ready, so that there is nothing to do but to wait for the consumer."""
@@ -371,11 +380,18 @@ class Schedule:
         for block in self._wanted:
             if block in head.lacks:
                 return block
-        self._not_pressing = head
+        if not head.ends_epoch:
+            self._not_pressing = head
+        elif self.awaits_checks and not any(map(self._cold.has_unchecked, self._under_way)):
+            return next(filter(self._cold.has_unchecked, self._wanted), None)
         return None
 
     def _is_urgent(self, block: int) -> bool:
-        return bool(self._window) and block in self._window[0].lacks
+        if not self._window or block in self._window[0].lacks:
+            return bool(self._window)
+        # One of these at a time is let past the cap.
+        due = self.awaits_checks and self._cold.has_unchecked(block)
+        return due and not any(map(self._cold.has_unchecked, self._reserved))
 
     def _fits(self, num_bytes: int) -> bool:
         coming_bytes = sum(self._reserved.values()) + self._num_warming * self._warm_bytes

@@ -27,6 +27,11 @@ class PendingStep:
         self.ready: Step | None = None
 
     @property
+    def ends_epoch(self) -> bool:
+        """Whether it is the last step of its epoch."""
+        return self.plan.step + 1 >= self.plan.order.num_steps
+
+    @property
     def name(self) -> str:
         """For messages."""
         return f"epoch {self.plan.order.epoch} step {self.plan.step}"

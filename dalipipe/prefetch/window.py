@@ -181,7 +181,7 @@ class WindowPrefetcher:
         if head is None:
             return "plan"
         if not head.lacks:
-            return "index"
+            return "lake" if self._schedule.awaits_checks else "index"
         tiers = {tier for block, tier in self._schedule.under_way.items() if block in head.lacks}
         # The farthest one decides; a block that no thread has taken up yet counts as the lake's.
         return next((tier for tier in _FAR_TO_NEAR if tier in tiers), "lake")
@@ -191,6 +191,13 @@ class WindowPrefetcher:
         head = self._schedule.head
         if head is None:
             return f"{begun}: no step is planned yet"
+        if not head.lacks and self._schedule.awaits_checks:
+            under_way = sorted(self._schedule.under_way)
+            return (
+                f"{begun}: {head.name} ends its epoch and waits for blocks with which samples are compared that were "
+                f"read alone; {under_way[:8]} are under way{self._files(under_way)}; check the store, or raise "
+                "prefetch.timeout_s"
+            )
         if not head.lacks:
             return f"{begun}: {head.name} has all its blocks and waits to be cut into samples"
         under_way = sorted(head.lacks & self._schedule.under_way.keys())

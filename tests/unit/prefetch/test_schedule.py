@@ -126,8 +126,8 @@ class Threads:
             self.schedule.planned(self.plans.popleft())
 
 
-def plan(step: int, blocks: dict[int, int], epoch: int = 0) -> StepPlan:
-    order: Any = SimpleNamespace(epoch=epoch)
+def plan(step: int, blocks: dict[int, int], epoch: int = 0, num_steps: int = 10**9) -> StepPlan:
+    order: Any = SimpleNamespace(epoch=epoch, num_steps=num_steps)
     return StepPlan(order=order, step=step, ids=NO_BYTES, valid=NO_BYTES.astype(bool), blocks=blocks)
 
 
@@ -210,7 +210,11 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
     schedule.begin_cold(min(case.cold_steps, len(case.steps)), case.period)
     choose = random.Random(case.seed)
     num_steps = len(case.steps)
-    plans = [plan(number, blocks, number * case.num_epochs // num_steps) for number, blocks in enumerate(case.steps)]
+    epochs = [number * case.num_epochs // num_steps for number in range(num_steps + 1)]
+    plans = [
+        plan(number, blocks, epochs[number], number + 1 if epochs[number + 1] > epochs[number] else num_steps + 1)
+        for number, blocks in enumerate(case.steps)
+    ]
     windows: deque[list[StepPlan]] = deque()
     while plans:
         cut = choose.randint(1, 9)
@@ -223,6 +227,9 @@ def test_every_step_comes_and_what_was_read_alone_is_compared(case: Case) -> Non
         step: Any = schedule.take()
         if step is not None:
             assert step.step == num_taken
+            if step.order.num_steps == num_taken + 1:
+                unchecked = [block for block in threads.read_alone if schedule.has_loose(block)]
+                assert not unchecked, "an epoch ends before all that was read alone in it is compared"
             num_taken += 1
             handed_out.append(step)
         elif not threads.work():
