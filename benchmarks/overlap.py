@@ -12,11 +12,11 @@ utilisation) is time in steps / wall time after the first batch, in epoch 1 and 
             itself costs this machine, and a real one would not.
     near    every block lies mapped in the node's cache, as in epoch 2: nothing is read, checked or kept.
 
-An epoch is a turn of some seconds. Each round is one turn of lake and one of memory, in an order that alternates, so
-that both see the same machine; every fourth round one of beside and one of near besides. Differences are taken within
-a round; of everything there is [lower quartile, median, upper quartile]. The wait for the first blocks comes once an
-epoch, however long that is, so the first 32 steps are told apart from the others: an epoch of N steps loses the `start`
-seconds once, the `later` points all along. What a wait was for is the loader's own account, in seconds of the epoch.
+An epoch is a turn of some seconds. Each round is one turn of lake, memory and beside, in an order that alternates, so
+that all see the same machine; every fourth round one of near besides. Differences are taken within a round; of
+everything there is [lower quartile, median, upper quartile]. The wait for the first blocks comes once an epoch, however
+long that is, so the first 32 steps are told apart from the others: an epoch of N steps loses the `start` seconds once,
+the `later` points all along. What a wait was for is the loader's own account, in seconds of the epoch.
 
 Where others use the machine, time says little; so CPU milliseconds a step are given as well, the AU that they allow
 (`by_cpu`: all cores to itself, nothing waited for), how many cores others used, and the differences once again from the
@@ -49,7 +49,7 @@ _CPU_SHARE = 0.9
 _LANES = ("shuffle.lanes=16",)
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_START = 32
-_EXTRA_EVERY = 4
+_NEAR_EVERY = 4
 _QUIET_CORES = 0.1
 
 
@@ -107,6 +107,7 @@ class Runs:
             "start_s_more_than_memory_quiet": self._behind("lake", "memory", "start_s", 1, quiet=True),
             "points_behind_memory_by_cpu": self._behind("memory", "lake", "by_cpu", 100),
             "points_of_the_emulated_lake_itself": self._behind("memory", "beside", "au", 100),
+            "points_behind_beside": self._behind("beside", "lake", "au", 100),
             "points_behind_near": self._behind("near", "lake", "au", 100),
         }
 
@@ -116,8 +117,7 @@ class Runs:
     def _behind(self, first: str, second: str, key: str, factor: float, *, quiet: bool = False) -> list[float]:
         """How much more the first has, from the rounds that both were part of."""
         turns = {name: dict(enumerate(found)) for name, found in self._turns.items()}
-        for name in ("beside", "near"):
-            turns[name] = {_EXTRA_EVERY * number: turn for number, turn in turns.get(name, {}).items()}
+        turns["near"] = {_NEAR_EVERY * number: turn for number, turn in turns.get("near", {}).items()}
         both = [(turns[first][number], turns[second][number]) for number in turns[first].keys() & turns[second].keys()]
         if quiet:
             both = [pair for pair in both if all(turn["others"] < _QUIET_CORES for turn in pair)]
@@ -167,15 +167,18 @@ def compare(work: Path, shared: Path, *, num_rounds: int, num_steps: int, extras
     batch_s = kept(num_steps=min(24, num_steps))["cpu_s"][0] / min(24, num_steps) / len(os.sched_getaffinity(0))
     runs = Runs(round(_CPU_SHARE * batch_s, 3), num_steps, work)
     for number in range(num_rounds):
-        for name in ("lake", "memory") if number % 2 == 0 else ("memory", "lake"):
+        names = ["lake", "memory", "beside"] if extras else ["lake", "memory"]
+        for name in names if number % 2 == 0 else reversed(names):
             if name == "memory":
                 runs.epoch("memory", str(near))
-            else:
-                with lake(folder) as server:
+                continue
+            with lake(folder) as server:
+                if name == "lake":
                     runs.epoch("lake", server.url)
-        if extras and number % _EXTRA_EVERY == 0:
-            with lake(folder) as server, reader(server.url, near, batch_bytes / batch_s):
-                runs.epoch("beside", str(near))
+                    continue
+                with reader(server.url, near, batch_bytes / batch_s):
+                    runs.epoch("beside", str(near))
+        if extras and number % _NEAR_EVERY == 0:
             runs.epoch("near", str(near), shared / "kept")
     return {"link_use": round(batch_bytes / batch_s / RATE, 2), **runs.figures()}
 
