@@ -50,6 +50,7 @@ class Threads:
     views: dict[int, View] = field(default_factory=dict)
     read_alone: set[int] = field(default_factory=set)
     num_fetched: int = 0
+    num_in_vain: int = 0
 
     def size(self, block: int) -> int:
         return self.sizes[block % len(self.sizes)]
@@ -65,7 +66,9 @@ class Threads:
                 self.without_room.remove(block)
                 self.schedule.give_back(block)
                 assert self.start(), "a thread was called away from a block for nothing"
-                assert block not in self.without_room, "a thread is called away from a block that it is given again"
+                # What is asked when a start ends may come to nothing, but only once until something ends.
+                self.num_in_vain += block in self.without_room
+                assert self.num_in_vain < 3, "a thread is called away from a block that it is given again and again"
                 return True
         can_start = len(self.busy) + len(self.without_room) < self.num_threads
         if can_start and (not self.busy or self.choose.random() < 0.5) and self.start():
@@ -103,6 +106,7 @@ class Threads:
             assert set(task.beside) <= head.plan.blocks.keys()
 
     def end(self, task: Any) -> None:
+        self.num_in_vain = 0
         if isinstance(task, BuildTask):
             blocks = task.pending.plan.blocks
             assert all(block in task.views or block in task.pending.loose for block in blocks)
@@ -185,6 +189,22 @@ CASES = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(CASES)
+@example(  # the probe ends while a thread waits for room, which then waits on
+    Case(
+        steps=lanes(2, 1, 2, 1),
+        block_samples=2,
+        cap_blocks=1,
+        num_threads=3,
+        depth=1,
+        cold_steps=1,
+        period=0,
+        near={1},
+        most_blocks=1,
+        seed=10748398,
+        num_epochs=1,
+        sizes=(8388608,),
+    )
+)
 @example(  # block 6 was for a step that is gone, and may not come with what the next one lacks
     Case(
         steps=[{0: 1}, {6: 1}, {5: 1}],
